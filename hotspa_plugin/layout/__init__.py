@@ -1,0 +1,5 @@
+"""Shard layouts: which box of which global tensor each rank holds, and where it lies locally."""
+
+from hotspa_plugin.layout.types import GradientClass, Holding, Region, Shard, ShardLayout, TensorSpec
+
+__all__ = ["GradientClass", "Holding", "Region", "Shard", "ShardLayout", "TensorSpec"]
