@@ -70,4 +70,4 @@ def pipeline_s(micro_batches_s: Sequence[float] | np.ndarray, num_stages: int) -
     """
     if len(micro_batches_s) == 0:
         return 0.0
-    return float(np.sum(micro_batches_s)) + (num_stages - 1) * float(np.max(micro_batches_s))
+    return float(sum(micro_batches_s)) + (num_stages - 1) * float(max(micro_batches_s))
