@@ -36,7 +36,7 @@ class Target:
         self.megatron = megatron
 
     def __str__(self):
-        return "Python %s with megatron-core %s" % (" or ".join(self.versions), self.megatron)
+        return f"Python {' or '.join(self.versions)} with megatron-core {self.megatron}"
 
 
 # Best first. Without a GPU these torch releases are the ones that the tests are known to pass with.
@@ -65,7 +65,9 @@ def find_interpreter(version):
     candidates = [shutil.which("python" + version), shutil.which("python3"), shutil.which("python")]
     for root in (os.environ.get("PYENV_ROOT"), os.path.expanduser("~/.pyenv")):
         if root:
-            candidates += sorted(glob.glob(os.path.join(root, "versions", version + ".*", "bin", "python")), reverse=True)
+            candidates += sorted(
+                glob.glob(os.path.join(root, "versions", version + ".*", "bin", "python")), reverse=True
+            )
     for candidate in candidates:
         if candidate and interpreter_version(candidate) == version:
             return candidate
@@ -83,8 +85,8 @@ def chosen_interpreter():
         if version in target.versions:
             return target, version, path
     supported = ", ".join(v for target in TARGETS for v in target.versions)
-    what = "is Python %s" % version if version else "is no interpreter that can make virtual environments"
-    sys.exit("PYTHON=%s %s; supported are Python %s" % (wanted, what, supported))
+    what = f"is Python {version}" if version else "is no interpreter that can make virtual environments"
+    sys.exit(f"PYTHON={wanted} {what}; supported are Python {supported}")
 
 
 def find_targets():
@@ -118,7 +120,7 @@ def has_gpu():
 def run_step(venv, what, command):
     """Runs one set-up step quietly, with a sign of life; on failure shows the end of its output and exits."""
     log = venv.parent / (venv.name + ".log")
-    say("[%s] %s" % (venv.name, what))
+    say(f"[{venv.name}] {what}")
     start = time.monotonic()
     with open(log, "wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=str(ROOT))
@@ -127,11 +129,11 @@ def run_step(venv, what, command):
                 code = process.wait(timeout=30)
                 break
             except subprocess.TimeoutExpired:
-                say("[%s]   ... %.0f s" % (venv.name, time.monotonic() - start))
+                say(f"[{venv.name}]   ... {time.monotonic() - start:.0f} s")
     if code:
         tail = log.read_text(errors="replace").splitlines()[-25:]
         say("\n".join("    " + line for line in tail))
-        sys.exit("[%s] failed (exit code %d): %s\nThe whole output is in %s" % (venv.name, code, " ".join(command), log))
+        sys.exit(f"[{venv.name}] failed (exit code {code}): {' '.join(command)}\nThe whole output is in {log}")
     log.unlink()
 
 
@@ -153,26 +155,26 @@ def set_up(target, version, path):
     free_gib = shutil.disk_usage(str(ROOT)).free / 2**30
     if not venv.exists() and free_gib < FREE_GIB_NEEDED:
         sys.exit(
-            "[%s] needs about %d GiB of disk space, but %s has %.1f GiB free" % (venv.name, FREE_GIB_NEEDED, ROOT, free_gib)
+            f"[{venv.name}] needs about {FREE_GIB_NEEDED} GiB of disk space, but {ROOT} has {free_gib:.1f} GiB free"
         )
     if stamp.exists():
         stamp.unlink()
     if not (python_stamp.exists() and python_stamp.read_text() == python_digest):
-        run_step(venv, "making a virtual environment with %s" % path, [path, "-m", "venv", "--clear", str(venv)])
+        run_step(venv, f"making a virtual environment with {path}", [path, "-m", "venv", "--clear", str(venv)])
         python_stamp.write_text(python_digest)
     pip = [str(programs / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
-    run_step(venv, "installing %s (several minutes the first time)" % torch, pip + [torch])
+    run_step(venv, f"installing {torch} (several minutes the first time)", pip + [torch])
     run_step(
         venv, "installing hotspa-plugin, megatron-core and test tools", pip + [torch, "--editable", ".[megatron,test]"]
     )
     stamp.write_text(digest)
-    say("[%s] ready" % venv.name)
+    say(f"[{venv.name}] ready")
     return programs
 
 
 def run_in(programs, command):
     """Runs a command with the environment's programs first on PATH; returns its exit code."""
-    environment = dict(os.environ, PATH="%s%s%s" % (programs, os.pathsep, os.environ.get("PATH", "")))
+    environment = dict(os.environ, PATH=f"{programs}{os.pathsep}{os.environ.get('PATH', '')}")
     environment["VIRTUAL_ENV"] = str(programs.parent)
     # Several ranks share the cores; one thread each is fastest, and gives the same sums everywhere.
     environment.setdefault("OMP_NUM_THREADS", "1")
@@ -183,16 +185,16 @@ def run_in(programs, command):
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        sys.exit("cannot run %s: %s" % (command[0], error.strerror))
+        sys.exit(f"cannot run {command[0]}: {error.strerror}")
 
 
 def pytest(target, version, path, arguments):
     """Runs pytest in one target; returns (passed, line for the summary)."""
     programs = set_up(target, version, path)
-    say("== Python %s with megatron-core %s" % (version, target.megatron))
+    say(f"== Python {version} with megatron-core {target.megatron}")
     code = run_in(programs, ["python", "-m", "pytest"] + arguments)
-    what = {0: "passed", 5: "FAILED: no test ran", 130: "interrupted"}.get(code, "FAILED (pytest exit code %d)" % code)
-    return code == 0, "Python %s with megatron-core %s: %s" % (version, target.megatron, what)
+    what = {0: "passed", 5: "FAILED: no test ran", 130: "interrupted"}.get(code, f"FAILED (pytest exit code {code})")
+    return code == 0, f"Python {version} with megatron-core {target.megatron}: {what}"
 
 
 def test(arguments):
@@ -201,7 +203,7 @@ def test(arguments):
     lines, good, ran = [], True, False
     for target, version, path in find_targets():
         if path is None:
-            lines.append("%s: NOT RUN, no such interpreter on PATH or in pyenv" % target)
+            lines.append(f"{target}: NOT RUN, no such interpreter on PATH or in pyenv")
             good = good and not in_ci
             continue
         passed, line = pytest(target, version, path, arguments)
@@ -209,7 +211,9 @@ def test(arguments):
         good, ran = good and passed, True
     say("== " + "\n== ".join(lines))
     if not ran:
-        sys.exit("no supported Python found; install Python 3.12 (or 3.11, 3.10), or name one with PYTHON=/path/to/python")
+        sys.exit(
+            "no supported Python found; install Python 3.12 (or 3.11, 3.10), or name one with PYTHON=/path/to/python"
+        )
     return 0 if good else 1
 
 
@@ -226,7 +230,7 @@ def main():
         return 0 if passed else 1
     programs = set_up(*preferred())
     if command == "setup":
-        say("Ready: %s" % programs)
+        say(f"Ready: {programs}")
         return 0
     return run_in(programs, arguments)
 

@@ -152,7 +152,8 @@ def test_what_is_allowed_passes(module, source):
 
 
 @pytest.mark.parametrize(
-    "package", ["hotspa_plugin", *(f"hotspa_plugin.{name}" for name in ("strategy", "topology", "layout", "process_groups"))]
+    "package",
+    ["hotspa_plugin", *(f"hotspa_plugin.{name}" for name in ("strategy", "topology", "layout", "process_groups"))],
 )
 def test_import_loads_neither_torch_nor_a_framework(package):
     code = (
