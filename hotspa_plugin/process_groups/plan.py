@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 
@@ -90,5 +91,5 @@ def check_ranks(ranks: Sequence[int]) -> None:
 
     torch.distributed sorts the ranks of a group, so another order would not be what was asked for.
     """
-    if not ranks or ranks[0] < 0 or any(low >= high for low, high in zip(ranks, ranks[1:])):
+    if not ranks or ranks[0] < 0 or any(low >= high for low, high in itertools.pairwise(ranks)):
         raise ValueError(f"process group of ranks {tuple(ranks)}: ranks must be given once each, in ascending order")

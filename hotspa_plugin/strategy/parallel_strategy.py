@@ -76,7 +76,9 @@ class ParallelStrategy:
             fields[name] = value
             position = match.end()
         if not fields:
-            raise ValueError("strategy: the text is empty; write tp1 for pure data parallelism, or sizes such as tp4pp2")
+            raise ValueError(
+                "strategy: the text is empty; write tp1 for pure data parallelism, or sizes such as tp4pp2"
+            )
         if fields.get("sp") is False and fields.get("tp", 1) == 1:
             raise ValueError(f"strategy {spec!r}: nosp needs tp > 1, where sequence parallelism is on; leave it out")
         try:
@@ -86,7 +88,9 @@ class ParallelStrategy:
 
     def __str__(self) -> str:
         """The strategy as ``parse`` reads it, without dp, which follows from the number of ranks."""
-        sizes = "".join(f"{axis}{size}" for axis in ("tp", "pp", "vpp", "cp", "ep") if (size := getattr(self, axis)) > 1)
+        sizes = "".join(
+            f"{axis}{size}" for axis in ("tp", "pp", "vpp", "cp", "ep") if (size := getattr(self, axis)) > 1
+        )
         suffix = "nosp" if self.tp > 1 and not self.sp else ""
         return (sizes or "tp1") + suffix + RECOMPUTE_SUFFIXES[self.recompute]
 

@@ -40,7 +40,9 @@ class RankGrid:
         object.__setattr__(self, "strategy", self.strategy.resolve(self.world_size))
         axes = self.order.split("-")
         if sorted(axes) not in (sorted(AXES), sorted(set(AXES) - {"ep"})):
-            raise ValueError(f"rank order {self.order!r} must name each of {', '.join(AXES)} once; default {DEFAULT_ORDER}")
+            raise ValueError(
+                f"rank order {self.order!r} must name each of {', '.join(AXES)} once; default {DEFAULT_ORDER}"
+            )
 
     @functools.cached_property
     def _axes(self) -> tuple[str, ...]:
@@ -82,9 +84,14 @@ class RankGrid:
     def coordinate(self, rank: int) -> Coordinate:
         """Where ``rank`` stands."""
         if not 0 <= rank < self.world_size:
-            raise ValueError(f"rank {rank} is outside the world of {self.world_size} ranks (0 to {self.world_size - 1})")
+            raise ValueError(
+                f"rank {rank} is outside the world of {self.world_size} ranks (0 to {self.world_size - 1})"
+            )
         return Coordinate(
-            tp=int(self.tp_rank[rank]), cp=int(self.cp_rank[rank]), dp=int(self.dp_rank[rank]), pp=int(self.pp_rank[rank])
+            tp=int(self.tp_rank[rank]),
+            cp=int(self.cp_rank[rank]),
+            dp=int(self.dp_rank[rank]),
+            pp=int(self.pp_rank[rank]),
         )
 
     def rank(self, *, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:

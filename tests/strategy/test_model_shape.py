@@ -16,7 +16,10 @@ def test_defaults_follow_from_the_sizes():
     ("changes", "said"),
     [
         ({"num_layers": 0}, "num_layers is 0"),
-        ({"num_query_groups": 3}, "num_query_groups 3 does not divide the 8 attention heads; sizes that fit: 1, 2, 4, 8"),
+        (
+            {"num_query_groups": 3},
+            "num_query_groups 3 does not divide the 8 attention heads; sizes that fit: 1, 2, 4, 8",
+        ),
         ({"hidden_size": 60}, "hidden_size 60 is not a multiple of the 8"),
         ({"head_dim": 0}, "head_dim is 0"),
         ({"learned_positions": True}, "needs max_positions"),

@@ -109,8 +109,18 @@ def test_check_resolves_every_dp():
     ("spec", "world_size", "changes", "said"),
     [
         ("tp1:64 tp4:128", 6, {}, ["tp4", "world size 6", "use 4 or 8 ranks"]),
-        ("tp3:64", 3, {"num_attention_heads": 16, "num_query_groups": 16}, ["tp 3", "16 attention heads", "1, 2, 4, 8, 16"]),
-        ("tp4:64", 4, {"num_attention_heads": 12, "num_query_groups": 6, "head_dim": 8, "ffn_hidden_size": 96}, ["tp 4", "6 query groups", "1, 2, 3, 6, 12"]),
+        (
+            "tp3:64",
+            3,
+            {"num_attention_heads": 16, "num_query_groups": 16},
+            ["tp 3", "16 attention heads", "1, 2, 4, 8, 16"],
+        ),
+        (
+            "tp4:64",
+            4,
+            {"num_attention_heads": 12, "num_query_groups": 6, "head_dim": 8, "ffn_hidden_size": 96},
+            ["tp 4", "6 query groups", "1, 2, 3, 6, 12"],
+        ),
         ("tp8:64", 8, {"ffn_hidden_size": 100}, ["tp 8", "100 columns of the MLP", "fit this model: 1, 2, 4"]),
         ("pp2:64", 2, {"num_layers": 5}, ["2 pipeline stages", "5 layers", "pp sizes that fit: 1, 5"]),
         ("tp2:64", 2, {"vocab_size": 50257}, ["tp 2", "vocabulary of 50257", "pad it to 50258"]),
@@ -130,7 +140,9 @@ def test_query_groups_fewer_than_tp_split_only_where_allowed():
     pool.check(world_size=4, model=model)
     with pytest.raises(ValueError) as error:
         pool.check(world_size=4, model=model, split_query_groups=False)
-    assert "tp 4 does not divide the 2 query groups (num_query_groups); tp sizes that fit this model: 1, 2" in message(error)
+    assert "tp 4 does not divide the 2 query groups (num_query_groups); tp sizes that fit this model: 1, 2" in message(
+        error
+    )
 
 
 def test_learned_positions_at_the_bound_fit():

@@ -30,6 +30,17 @@ def test_groups_are_those_of_megatron(tp, cp, pp, dp, order):
     ]
 
 
+@pytest.mark.slow
+def test_groups_are_those_of_megatron_for_every_order_and_small_size():
+    parallel_state = pytest.importorskip("megatron.core.parallel_state")
+    for tp, cp, pp, dp in itertools.product([1, 2, 3], repeat=4):
+        for order in map("-".join, itertools.permutations(["tp", "cp", "ep", "dp", "pp"])):
+            generator = parallel_state.RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=cp, order=order)
+            grid = grid_of(tp, cp, pp, dp, order)
+            for token in TOKENS:
+                assert grid.groups(token) == [tuple(ranks) for ranks in generator.get_ranks(token)], (order, token)
+
+
 def test_small_grid_by_hand():
     grid = grid_of(tp=2, cp=1, pp=2, dp=2)
     assert grid.tp_rank.tolist() == [0, 1, 0, 1, 0, 1, 0, 1]
