@@ -13,6 +13,7 @@ from hotspa_plugin.data.assignment import (
     bucket_of_lengths,
 )
 from hotspa_plugin.data.documents import DocumentStore, PythonLibrary, TextFolder, TokenizedSource
+from hotspa_plugin.data.global_batch import SequenceBatch
 from hotspa_plugin.data.micro_batch import (
     PackedMicroBatch,
     PaddedMicroBatch,
@@ -43,6 +44,7 @@ __all__ = [
     "PythonLibrary",
     "RandomTokenSource",
     "Sample",
+    "SequenceBatch",
     "SequenceSource",
     "TextFolder",
     "TokenArraySource",

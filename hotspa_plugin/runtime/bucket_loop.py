@@ -84,6 +84,22 @@ class BucketLoop:
         # Read by error handlers: what this rank was doing when it stopped.
         self.phase = "idle"
 
+    @property
+    def runners(self) -> tuple[BucketRunner, ...]:
+        return self._runners
+
+    def only_home(self) -> BucketLoop:
+        """The same loop with home as the only strategy, up to the last bound: what a static run would do."""
+        return BucketLoop(
+            buckets=[dataclasses.replace(self._buckets[self._home_index], bound_tokens=self._buckets[-1].bound_tokens)],
+            runners=[self._runners[self._home_index]],
+            home_index=0,
+            switcher=self.switcher,
+            packing=self._packing,
+            recorder=self.recorder,
+            device=self._device,
+        )
+
     def run(self, batch: GlobalBatch, *, forward_only: bool = False) -> BatchResult:
         """Trains (or with ``forward_only`` evaluates) one batch. Gradients end up, unreduced, in home's accumulators."""
         with self._phase("plan", batch.step):

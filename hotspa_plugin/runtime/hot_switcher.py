@@ -94,6 +94,10 @@ class HotSwitcher:
         tenant = self._tenants[label]
         return tenant.parameter_bytes + tenant.gradient_bytes
 
+    def layout(self, label: str) -> ShardLayout:
+        """The shard layout of ``label``."""
+        return self._plans[label][0].destination
+
     def plans(self, label: str):
         """The (switch, flush) plans between home and ``label``."""
         return self._plans[label]

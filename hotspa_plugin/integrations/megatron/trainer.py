@@ -119,3 +119,31 @@ class Trainer:
         """Sets home's parameters, and the optimizer's masters, from whole tensors by name."""
         load_global(self.home_layout, self.rank, values, {n: p.data for n, p in self.home.parameters.items()})
         self.optimizer.reload_model_params()
+
+    def accumulate_static(self, batch: GlobalBatch) -> BatchResult:
+        """Like :meth:`accumulate`, but every sequence runs at home: what a static run would do."""
+        loop = self.schedule.loop
+        self.schedule.loop = loop.only_home()
+        try:
+            return self.accumulate(batch)
+        finally:
+            self.schedule.loop = loop
+
+    def check_switches(self) -> list[str]:
+        """Switches to every other strategy and compares what arrived, bit for bit, with what home holds.
+
+        Returns the names of tensors that differ, on rank 0; collective.
+        """
+        home, _ = self.gather_parameters()
+        wrong: dict[str, None] = {}
+        for runner in self.loop.runners:
+            if runner.label == self.home.label:
+                continue
+            self.loop.switcher.enter(runner.label)
+            parameters = {name: p.data for name, p in runner.modules.parameters.items()}
+            there, differing = gather_global(self.loop.switcher.layout(runner.label), self.rank, parameters)
+            if self.rank == 0:
+                names = [n for n in home if not torch.equal(home[n], there[n])]
+                wrong.update(dict.fromkeys(f"{name} under {runner.label}" for name in [*names, *differing]))
+        self.loop.switcher.release()
+        return list(wrong)
