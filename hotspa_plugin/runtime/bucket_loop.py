@@ -20,6 +20,10 @@ from hotspa_plugin.runtime.run_record import BucketRecord
 
 MicroBatch = PackedMicroBatch | PaddedMicroBatch
 
+_NOTHING_MOVED = ReshardStats(
+    local_bytes=0, sent_bytes=0, received_bytes=0, num_rounds=0, predicted_peak_extra_bytes=0, peak_extra_bytes=0
+)
+
 
 class GlobalBatch(Protocol):
     """The sequences of one optimizer step, whose lengths are known before any of them is read."""
@@ -135,7 +139,7 @@ class BucketLoop:
         about = {"bucket": spec.bound_tokens, "strategy": runner.label}
         with self._phase("data", step, **about):
             micro_batches = self._build(batch, assigned.replicas[runner.dp_rank], spec)
-        moved_there, switch_s = ReshardStats(), 0.0
+        moved_there, switch_s = _NOTHING_MOVED, 0.0
         if not at_home:
             with self._phase("switch", step, **about) as span:
                 moved_there = self.switcher.enter(runner.label)
@@ -145,7 +149,7 @@ class BucketLoop:
             if micro_batches:
                 part = runner.run(step, index, micro_batches, forward_only=forward_only)
         compute_s = span.seconds
-        moved_back, flush_s = ReshardStats(), 0.0
+        moved_back, flush_s = _NOTHING_MOVED, 0.0
         if not at_home and not forward_only:
             with self._phase("flush", step, **about) as span:
                 moved_back = self.switcher.flush(runner.label)
@@ -160,10 +164,10 @@ class BucketLoop:
             switch_s=switch_s,
             compute_s=compute_s,
             flush_s=flush_s,
-            switch_bytes_local=moved_there.plan_local_bytes,
-            switch_bytes_remote=moved_there.plan_remote_bytes,
-            flush_bytes_local=moved_back.plan_local_bytes,
-            flush_bytes_remote=moved_back.plan_remote_bytes,
+            switch_bytes_local=moved_there.local_bytes,
+            switch_bytes_remote=moved_there.sent_bytes,
+            flush_bytes_local=moved_back.local_bytes,
+            flush_bytes_remote=moved_back.sent_bytes,
         )
         return part, record
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from hotspa_plugin import cpu
 from hotspa_plugin.data import RandomTokenSource, SequenceBatch
@@ -70,7 +71,7 @@ def make_batch(case: VerifyCase, step: int) -> SequenceBatch:
     return SequenceBatch(step=step, source=source, indices=np.arange(len(lengths)))
 
 
-def run_ranks(rank: int, world_size: int, case: VerifyCase, folder: str) -> dict[str, Any] | None:
+def run_ranks(case: VerifyCase, folder: str) -> dict[str, Any] | None:
     """Trains ``case`` on every rank, leaving each step's evidence in ``folder``; rank 0 returns a summary."""
     if not torch.cuda.is_available():
         cpu.enable()
@@ -79,7 +80,8 @@ def run_ranks(rank: int, world_size: int, case: VerifyCase, folder: str) -> dict
     from hotspa_plugin.integrations.megatron.trainer import Trainer
     from hotspa_plugin.process_groups.registry import num_live_groups
 
-    pool, spec = make_spec(case, world_size)
+    rank = dist.get_rank()
+    pool, spec = make_spec(case, dist.get_world_size())
     trainer = Trainer(
         spec,
         pool,
@@ -128,7 +130,7 @@ def run_ranks(rank: int, world_size: int, case: VerifyCase, folder: str) -> dict
     }
 
 
-def run_reference(rank: int, world_size: int, case: VerifyCase, pool_world_size: int, folder: str) -> list[dict[str, Any]]:
+def run_reference(case: VerifyCase, pool_world_size: int, folder: str) -> list[dict[str, Any]]:
     """Compares each step's evidence with one process running the same batch from the same parameters."""
     cpu.enable()
     from hotspa_plugin.integrations.megatron.reference import Reference, tensor_errors, whole_error
