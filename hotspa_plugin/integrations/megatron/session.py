@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -14,7 +13,7 @@ from hotspa_plugin.integrations.megatron import parallel_state, random_state
 from hotspa_plugin.integrations.megatron.runner import MegatronRunner
 from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules, attach_gradient
 from hotspa_plugin.process_groups import plan_groups
-from hotspa_plugin.process_groups.registry import ProcessGroupRegistry
+from hotspa_plugin.process_groups.registry import process_registry
 from hotspa_plugin.resharding import TorchDistributedTransport
 from hotspa_plugin.runtime.agreement import check_agreement
 from hotspa_plugin.runtime.bucket_loop import BucketLoop, bucket_specs
@@ -38,10 +37,11 @@ class SwitchOptions:
 class ParallelStates:
     """The group sets of all strategies of a pool, made at start through one registry."""
 
-    def __init__(self, pool: StrategyPool, *, rank: int, world_size: int, timeout_s: float | None = None) -> None:
+    def __init__(self, pool: StrategyPool, *, rank: int, world_size: int) -> None:
         self.pool = pool
         self.rank, self.world_size = rank, world_size
-        self.registry = ProcessGroupRegistry(timeout=datetime.timedelta(seconds=timeout_s) if timeout_s else None)
+        self.registry = process_registry()
+        self.registry.reopen()
         self.grids = [RankGrid(strategy=strategy, world_size=world_size) for strategy in pool.strategies]
         self.registry.create_all(plan_groups(self.grids))
         self.states = [parallel_state.create(strategy, self.registry) for strategy in pool.strategies]

@@ -47,14 +47,13 @@ class Trainer:
         packing: str = "packed",
         seed: int = 1234,
         switch: SwitchOptions = SwitchOptions(),
-        timeout_s: float | None = None,
         freeze: Callable[[str], bool] | None = None,
         recorder: RunRecorder | NullRecorder | None = None,
     ) -> None:
         self.pool, self.rank = pool, dist.get_rank()
         self.recorder = recorder or NullRecorder()
         self._settings = optimizer
-        states = ParallelStates(pool, rank=self.rank, world_size=dist.get_world_size(), timeout_s=timeout_s)
+        states = ParallelStates(pool, rank=self.rank, world_size=dist.get_world_size())
         self.states = states
 
         def build_model(strategy, initialize):
