@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hotspa_plugin.data import BatchAssignment, BucketAssignment, BucketSpec, Sample, assign_batch
 from hotspa_plugin.data.micro_batch import PackedMicroBatch, PaddedMicroBatch, pack_micro_batch, pad_micro_batch
-from hotspa_plugin.resharding import ReshardStats
+from hotspa_plugin.resharding.executor import ReshardStats
 from hotspa_plugin.runtime.agreement import check_agreement
 from hotspa_plugin.runtime.hot_switcher import HotSwitcher
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from hotspa_plugin.layout import ShardLayout
-from hotspa_plugin.resharding import ReshardExecutor, ReshardStats, Transport, build_flush_plan, build_switch_plan
+from hotspa_plugin.resharding import build_flush_plan, build_switch_plan
+from hotspa_plugin.resharding.executor import ReshardExecutor, ReshardStats
+from hotspa_plugin.resharding.transports import Transport
 from hotspa_plugin.runtime.slab import Slab
 
 

@@ -14,7 +14,7 @@ from hotspa_plugin.integrations.megatron.runner import MegatronRunner
 from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules, attach_gradient
 from hotspa_plugin.process_groups import plan_groups
 from hotspa_plugin.process_groups.registry import process_registry
-from hotspa_plugin.resharding import TorchDistributedTransport
+from hotspa_plugin.resharding.transports import TorchDistributedTransport
 from hotspa_plugin.runtime.agreement import check_agreement
 from hotspa_plugin.runtime.bucket_loop import BucketLoop, bucket_specs
 from hotspa_plugin.runtime.hot_switcher import HomeTensors, HotSwitcher, StrategyTensors
