@@ -56,7 +56,7 @@ def slowest_packed_s(grouping, lengths, cost, num_stages=1):
 def test_packed_is_near_the_optimum_on_small_cases():
     generator = np.random.RandomState(5)
     ratios = []
-    for num_items, num_replicas, constant in [(7, 2, 0.0), (8, 3, 0.0), (7, 2, 30.0), (8, 2, 100.0), (6, 3, 50.0)] * 3:
+    for num_items, num_replicas, constant in [(7, 2, 0.0), (8, 3, 0.0), (7, 2, 30.0), (8, 2, 100.0), (6, 3, 50.0)] * 2:
         lengths = generator.randint(10, 100, num_items)
         cost = MicroBatchCost(a_s_per_token2=0.02, b_s_per_token=1.0, c_s=constant)
         found = slowest_packed_s(
