@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 
-from hotspa_plugin.report.format import format_count, format_share, format_value
+from hotspa_plugin.report.format import format_count, format_difference, format_share
 from hotspa_plugin.runtime.run_record import ComparedRun, Comparison
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond the table 2 is close enough.
@@ -90,8 +90,8 @@ def verdict(comparison: Comparison) -> str:
     if worst is None:
         return sentence
     if worst.loss_difference <= comparison.loss_tolerance:
-        return f"{sentence} The losses agree within {format_value(worst.loss_difference)}."
+        return f"{sentence} The losses agree within {format_difference(worst.loss_difference)}."
     return (
-        f"{sentence} The losses do not agree: {worst.run.label} differs by {format_value(worst.loss_difference)}, "
-        f"more than {format_value(comparison.loss_tolerance)}."
+        f"{sentence} The losses do not agree: {worst.run.label} differs by {format_difference(worst.loss_difference)}, "
+        f"more than {format_difference(comparison.loss_tolerance)}."
     )

@@ -62,6 +62,35 @@ def format_value(value: float | None) -> str:
     return f"{value:.4g}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.2e}"
 
 
+def format_difference(difference: float | None) -> str:
+    """A relative difference, such as ``2.3e-07``."""
+    if difference is None:
+        return "–"
+    return f"{difference:.1e}" if math.isfinite(difference) and difference else "0" if difference == 0 else "infinite"
+
+
+def format_tick(value: float) -> str:
+    """A round number on an axis: ``25k``, ``0.5``."""
+    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * factor or (factor > 1e3 and abs(value) >= factor):
+            return f"{value / factor:g}{unit}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
+
+
+def bytes_unit(largest_bytes: float) -> tuple[float, str]:
+    """(bytes, name) of the unit in which values up to ``largest_bytes`` read well."""
+    for power in range(len(_BYTE_UNITS) - 1, 0, -1):
+        if largest_bytes >= 1024**power:
+            return float(1024**power), _BYTE_UNITS[power]
+    return 1.0, "B"
+
+
+def seconds_unit(longest_s: float) -> tuple[float, str]:
+    """(seconds, name) of the unit in which times up to ``longest_s`` read well."""
+    return (60.0, "min") if longest_s >= 300 else (1.0, "s") if longest_s >= 1 else (
+        (1e-3, "ms") if longest_s >= 1e-3 else (1e-6, "µs"))
+
+
 def _digits(value: float) -> str:
     magnitude = abs(value)
     return f"{value:.0f}" if magnitude >= 99.95 else f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"

@@ -47,8 +47,8 @@ def length_chart(lengths: LengthHistogram, pool: Sequence[PoolEntry]) -> Markup:
                         height=number(max(upward, 0.7)), class_=f"bar {css}"))
         bars.append(tag("rect", title, x=percent(left), width=percent(width), y=number(middle + 1),
                         height=number(max(downward, 0.7)), class_=f"bar soft {css}"))
-    labels = [(middle - _UP * t / up[-1], format_share(t)) for t in up]
-    labels += [(middle + _DOWN * t / down[-1], format_share(t)) for t in down[1:]]
+    labels = [(middle - _UP * t / up[-1], f"{100 * t:g} %") for t in up]
+    labels += [(middle + _DOWN * t / down[-1], f"{100 * t:g} %") for t in down[1:]]
     grid = [tag("line", x1="0", x2="100%", y1=number(y), y2=number(y), class_="grid") for y, _ in labels]
     bottom = middle + _DOWN
     bounds: list[Markup] = []
@@ -68,11 +68,7 @@ def length_chart(lengths: LengthHistogram, pool: Sequence[PoolEntry]) -> Markup:
     axis = [tag("text", f"{t:,.0f}" if t < 10_000 else f"{t / 1024:,.0f}k", x=percent(x(t)), y=bottom + 18,
                 text_anchor="start" if x(t) < 0.03 else "end" if x(t) > 0.97 else "middle", class_="tick")
             for t in ticks]
-    sides = [
-        tag("text", "share of sequences ↑", x="100%", y=middle - 8, text_anchor="end", class_="side"),
-        tag("text", "share of tokens ↓", x="100%", y=middle + 18, text_anchor="end", class_="side"),
-    ]
     plot = tag("svg", join(grid), join(bars), tag("line", x1="0", x2="100%", y1=middle, y2=middle, class_="zero"),
-               join(bounds), join(sides), join(axis), width="100%", height=bottom + _AXIS, class_="plot", role="img",
+               join(bounds), join(axis), width="100%", height=bottom + _AXIS, class_="plot", role="img",
                aria_label="Histogram of sequence lengths")
-    return framed(labels, plot, bottom + _AXIS)
+    return framed(labels, tag("div", plot, class_="scroll"), bottom + _AXIS, css="chart lengths")

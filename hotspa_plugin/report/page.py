@@ -51,15 +51,16 @@ def render(run: Run) -> str:
     )
     environment.filters.update(
         bytes=formats.format_bytes, seconds=formats.format_seconds, count=formats.format_count,
-        share=formats.format_share, value=formats.format_value,
+        share=formats.format_share, value=formats.format_value, difference=formats.format_difference,
     )
     pool = pool_in_order(run.info.pool)
     summary, buckets = summarize(run), summarize_buckets(run)
     lengths = run.info.data.lengths if run.info.data else None
+    index_of = {entry.strategy: i for i, entry in enumerate(pool)}
     asset = environment.loader.get_source  # type: ignore[union-attr]
     return environment.get_template("report.html.j2").render(
-        run=run, info=run.info, pool=pool, index_of={e.strategy: i for i, e in enumerate(pool)}, summary=summary,
-        phases=_phases(summary), buckets=buckets,
+        run=run, info=run.info, pool=pool, index_of=index_of, summary=summary,
+        parts=_parts_of_step(summary, index_of), buckets=buckets,
         most_moved_bytes=max((max(b.switch_bytes_local + b.switch_bytes_remote,
                                   b.flush_bytes_local + b.flush_bytes_remote) for b in buckets), default=0),
         charts=_charts(run, summary), length_chart=length_chart(lengths, pool) if lengths else None,
@@ -83,13 +84,23 @@ def color_rules(strategies: Sequence[str]) -> str:
     return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}{rules}"
 
 
-def _phases(summary: RunSummary) -> list[dict[str, Any]]:
+def _parts_of_step(summary: RunSummary, index_of: dict[str, int]) -> list[dict[str, Any]]:
+    """What a mean step is made of, in order; compute is split by strategy as far as buckets recorded it."""
     total = sum(summary.phase_s.values())
+    parts: list[dict[str, Any]] = []
+    for phase in (*PHASES, "other"):
+        rest = summary.phase_s[phase]
+        if phase == "compute":
+            for strategy, seconds in summary.compute_s.items():
+                rest -= seconds
+                css = f"b{index_of[strategy]}" if strategy in index_of else "compute"
+                parts.append({"css": css, "name": f"compute {strategy}", "seconds": seconds, "hidden_s": 0.0})
+            rest = rest if rest > 0.001 * total else 0.0
+        parts.append({"css": phase, "name": phase, "seconds": rest, "hidden_s": summary.hidden_s.get(phase, 0.0)})
+    total = max(total, sum(part["seconds"] for part in parts))
     return [
-        {"name": name, "seconds": seconds, "share": seconds / total if total else 0.0,
-         "hidden_s": summary.hidden_s.get(name, 0.0)}
-        for name, seconds in ((name, summary.phase_s[name]) for name in (*PHASES, "other"))
-        if seconds > 0 or summary.hidden_s.get(name, 0.0) > 0
+        {**part, "share": part["seconds"] / total if total else 0.0}
+        for part in parts if part["seconds"] > 0 or part["hidden_s"] > 0
     ]
 
 
@@ -100,12 +111,14 @@ def _points(steps: Sequence[StepRecord], field: str) -> list[tuple[float, float]
 def _charts(run: Run, summary: RunSummary) -> list[dict[str, Any]]:
     """Charts over the steps; those of which nothing was recorded are left out."""
     steps = run.steps
+    if len(steps) < 2:
+        return []  # one point is no curve, and the tiles say it
     charts: list[dict[str, Any]] = []
 
-    def add(title: str, unit: str, series: list[Series], **options: Any) -> None:
+    def add(title: str, subtitle: str, series: list[Series], **options: Any) -> None:
         series = [s for s in series if s.points]
         if series:
-            charts.append({"title": title, "unit": unit, "series": series,
+            charts.append({"title": title, "subtitle": subtitle, "series": series,
                            "svg": line_chart(series, title=f"{title} over steps", **options)})
 
     add("Loss", "mean per target token", [Series(name="loss", points=_points(steps, "loss"), smooth=True)],
@@ -113,10 +126,11 @@ def _charts(run: Run, summary: RunSummary) -> list[dict[str, Any]]:
     add("Throughput", "tokens/s", [Series(name="tokens/s", points=_points(steps, "tokens_per_s"), smooth=True)],
         format_y=formats.format_count, from_zero=True)
     predicted = summary.predicted_peak_memory_bytes
-    add("Memory of the fullest rank", "GiB" if (summary.peak_memory_bytes or 0) >= 2**30 else "MiB", [
+    add("Memory of the fullest rank", "", [
         Series(name="peak", points=_points(steps, "peak_memory_bytes")),
         Series(name="resident", points=_points(steps, "resident_memory_bytes"), css="s2"),
-    ], format_y=formats.format_bytes, from_zero=True, levels=[("predicted peak", predicted)] if predicted else [])
+    ], format_y=formats.format_bytes, from_zero=True,
+        unit=formats.bytes_unit(summary.peak_memory_bytes or predicted or 0), levels=[("predicted peak", predicted)] if predicted else [])
     norms = _points(steps, "grad_norm")
     finite = [n for _, n in norms if math.isfinite(n)]
     wide = bool(finite) and min(finite) > 0 and max(finite) > 50 * min(finite)

@@ -14,7 +14,7 @@ PHASE_COLORS = {
     "optimizer": ("#7a4fc9", "#a481ee"),
     "other": ("#c9ced6", "#4a5361"),
 }
-_RAMP_ENDS = (("#86c8f2", "#24409c"), ("#a9dcff", "#3c62dc"))  # (first, last) per theme
+_RAMP_ENDS = (("#8ad8ee", "#24409c"), ("#aee9f7", "#3c62dc"))  # (first, last) per theme
 
 
 def strategy_colors(strategies: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -33,6 +33,7 @@ class RunSummary:
     first_loss: float | None
     last_loss: float | None
     phase_s: dict[str, float]  # mean per step, exposed, with "other"
+    compute_s: dict[str, float]  # mean per step, by strategy; what its buckets recorded of phase_s["compute"]
     hidden_s: dict[str, float]  # mean per step
     step_s: float | None
     switching_share: float | None  # exposed switch and flush over the step
@@ -49,6 +50,10 @@ def summarize(run: Run) -> RunSummary:
     for step in steady:
         for phase, seconds in step.hidden_s.items():
             hidden_s[phase] += seconds / num
+    compute_s: dict[str, float] = {entry.strategy: 0.0 for entry in pool_in_order(run.info.pool)}
+    for step in steady:
+        for bucket in step.buckets:
+            compute_s[bucket.strategy] = compute_s.get(bucket.strategy, 0.0) + bucket.compute_s / num
     rates = [step.tokens_per_s for step in steady if math.isfinite(step.tokens_per_s)]
     peaks = [step.peak_memory_bytes for step in steps if step.peak_memory_bytes is not None]
     return RunSummary(
@@ -61,6 +66,7 @@ def summarize(run: Run) -> RunSummary:
         first_loss=steps[0].loss if steps else None,
         last_loss=steps[-1].loss if steps else None,
         phase_s=phase_s,
+        compute_s=compute_s,
         hidden_s=hidden_s,
         step_s=total_s / num if steady else None,
         switching_share=(phase_s["switch"] + phase_s["flush"]) * num / total_s if total_s else None,

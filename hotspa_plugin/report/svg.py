@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 
 from markupsafe import Markup, escape
 
+from hotspa_plugin.report.format import format_tick
+
 MAX_POINTS = 1200
 
 
@@ -97,12 +99,14 @@ def line_chart(
     *,
     title: str,
     format_y: Callable[[float], str],
+    unit: tuple[float, str] = (1.0, ""),
     from_zero: bool = False,
     log_y: bool = False,
     levels: Sequence[tuple[str, float]] = (),
     height: int = 190,
 ) -> Markup:
-    """Values over steps. ``levels`` are horizontal lines such as a prediction."""
+    """Values over steps. ``levels`` are horizontal lines such as a prediction; ``unit`` is the y axis'."""
+    size, unit_name = unit
     finite = [p for s in series for p in s.points if math.isfinite(p[1])]
     if not finite:
         return tag("p", "No finite value was recorded.", class_="empty")
@@ -110,7 +114,7 @@ def line_chart(
     if log_y:
         ticks = log_ticks(min(ys), max(ys))
     else:
-        ticks = linear_ticks(0.0 if from_zero else min(ys), max(ys))
+        ticks = [size * t for t in linear_ticks(0.0 if from_zero else min(ys) / size, max(ys) / size)]
     scale = math.log10 if log_y else float
     low, high = scale(ticks[0]), scale(ticks[-1])
     x_low, x_high = min(x for x, _ in finite), max(x for x, _ in finite)
@@ -120,7 +124,7 @@ def line_chart(
         x = (point[0] - x_low) / width if x_high > x_low else 0.5
         return x, height * (1 - (scale(point[1]) - low) / (high - low))
 
-    labels = [(height * (1 - (scale(t) - low) / (high - low)), format_y(t)) for t in ticks]
+    labels = [(height * (1 - (scale(t) - low) / (high - low)), f"{format_tick(t / size)} {unit_name}".strip()) for t in ticks]
     grid = [tag("line", x1="0", x2="100%", y1=number(y), y2=number(y), class_="grid") for y, _ in labels]
     curves: list[Markup] = []
     marks: list[Markup] = []
@@ -161,11 +165,11 @@ def line_chart(
     return framed(labels, plot, height + 24)
 
 
-def framed(labels: Sequence[tuple[float, str]], plot: Markup, height: int) -> Markup:
+def framed(labels: Sequence[tuple[float, str]], plot: Markup, height: int, css: str = "chart") -> Markup:
     """A plot with its y axis' labels, (y, text), in a column of their own."""
     texts = [tag("text", text, x="58", y=number(y + 4), text_anchor="end", class_="tick") for y, text in labels]
     axis = tag("svg", *texts, width=62, height=height, class_="y-axis", aria_hidden="true")
-    return tag("div", axis, plot, class_="chart")
+    return tag("div", axis, plot, class_=css)
 
 
 def _path(places: Sequence[tuple[float, float]], css: str) -> Markup:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from hotspa_plugin.report.format import format_bytes, format_count, format_seconds
+from hotspa_plugin.report.format import format_bytes, format_count, format_seconds, seconds_unit
 from hotspa_plugin.report.palette import PHASE_COLORS, strategy_colors, text_on
 from hotspa_plugin.report.reader import Run
 from hotspa_plugin.report.summary import pool_in_order
@@ -68,9 +68,15 @@ def build_timeline(run: Run, step: int, max_ranks: int = 64) -> Timeline:
 
 
 def typical_step(run: Run) -> int | None:
-    """The traced step of median length, the first left out where there are others; None without spans."""
+    """A traced step to show first: of those in which most buckets ran, the one of median length.
+
+    The first step, which pays for warm-up, is left out where there are others. None without spans.
+    """
+    steps = run.traced_steps[1:] or run.traced_steps
+    num_buckets = {record.step: len(record.buckets) for record in run.steps}
+    most = max((num_buckets.get(step, 0) for step in steps), default=0)
     lengths = {}
-    for step in run.traced_steps[1:] or run.traced_steps:
+    for step in (step for step in steps if num_buckets.get(step, 0) == most):
         spans = [s for r in run.ranks for s in r.steps.get(step, ())]
         lengths[step] = max(s.end_ns for s in spans) - min(s.start_ns for s in spans)
     ordered = sorted(lengths, key=lambda step: (lengths[step], step))
@@ -166,13 +172,14 @@ def draw_rows(timeline: Timeline, x: Callable[[float], str], lane: int, gap: int
 
 
 def draw_axis(timeline: Timeline, x: Callable[[float], str], height: int) -> Markup:
-    ticks = [t for t in linear_ticks(0.0, timeline.seconds, 6) if t <= timeline.seconds]
+    size, unit = seconds_unit(timeline.seconds)
+    length = timeline.seconds / size
     parts = []
-    for i, t in enumerate(ticks):
-        at = t / timeline.seconds
+    for i, t in enumerate(t for t in linear_ticks(0.0, length, 6) if t <= length):
+        at = t / length
         parts.append(tag("line", x1=x(at), x2=x(at), y1=AXIS_HEIGHT - 6, y2=height, class_="grid"))
         anchor = "start" if i == 0 else "end" if at > 0.97 else "middle"
-        parts.append(tag("text", format_seconds(t), x=x(at), y=12, text_anchor=anchor, class_="tick"))
+        parts.append(tag("text", f"{t:g} {unit}", x=x(at), y=12, text_anchor=anchor, class_="tick"))
     return join(parts)
 
 
@@ -195,7 +202,7 @@ def page_timeline(timeline: Timeline) -> Markup:
 def timeline_svg(run: Run, step: int | None = None, *, width: int = 960, max_ranks: int = 16) -> str:
     """A picture of one step that stands alone (``width`` pixels wide, on its own light ground).
 
-    Without ``step`` it is the one of median length. Raises ValueError where there are no spans.
+    Without ``step`` it is that of ``typical_step``. Raises ValueError where there are no spans.
     """
     if step is None:
         step = typical_step(run)
