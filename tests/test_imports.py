@@ -13,7 +13,7 @@ ROOT = pathlib.Path(hotspa_plugin.__file__).parent
 
 # Lowest first; a package may import itself and those before it. cost is free of data: it prices lengths.
 LAYERS = [
-    "strategy", "topology", "layout", "resharding", "process_groups", "cost", "data", "search", "runtime", "cpu",
+    "strategy", "topology", "layout", "resharding", "process_groups", "cost", "data", "search", "config", "runtime", "cpu",
     "integrations", "report", "cli",
 ]  # fmt: skip
 # Narrower than their place in the list.
