@@ -2,7 +2,8 @@
 
 The heuristics of record, then a short local search: longest processing time first (Graham 1969) over replicas, best
 fit decreasing into micro-batches. Costs are counted in whole units (``_in_units``), so that sums are exact in any
-order; choices break ties by index and stop after a fixed number of trials: every rank finds the same answer. A *grouping* below is ``grouping[replica][micro_batch]``, a list of indices.
+order; choices break ties by index and stop after a fixed number of trials: every rank finds the same answer. A
+*grouping* below is ``grouping[replica][micro_batch]``, a list of indices.
 """
 
 from __future__ import annotations
