@@ -45,7 +45,9 @@ def plan_exchange(
         for sample in dict.fromkeys(int(sample) for sample in samples):
             able = tuple(sorted(readers[sample])) if per_sample else common
             if not able or able[0] < 0 or able[-1] >= num_ranks:
-                raise ValueError(f"sample {sample}: readers {list(able)} are not ranks of 0 to {num_ranks - 1}: name at least one")
+                raise ValueError(
+                    f"sample {sample}: readers {list(able)} are not ranks of 0 to {num_ranks - 1}: name at least one"
+                )
             reader = receiver
             if receiver not in able:
                 reader = min(able, key=lambda rank: (sent_tokens[rank], rank))
@@ -90,9 +92,7 @@ def exchange_samples(
             if rows.shape[1] != lengths[sample]:
                 raise ValueError(f"sample {sample}: read {rows.shape[1]} tokens, {lengths[sample]} were announced")
             rows_of_sample[sample] = rows
-    received = {
-        sample: rows_of_sample[sample] for receiver, sample in plan.read_by_rank[rank] if receiver == rank
-    }
+    received = {sample: rows_of_sample[sample] for receiver, sample in plan.read_by_rank[rank] if receiver == rank}
     if all(receiver == reader for reader, own in enumerate(plan.read_by_rank) for receiver, _ in own):
         return received
 

@@ -64,7 +64,9 @@ class IndexedDatasetSource:
                 head = file.read(header_bytes)
                 size_bytes = file.seek(0, 2)
         except OSError as error:
-            raise ValueError(f"{path}: cannot be read ({error.strerror}): name the prefix of a .bin/.idx pair") from error
+            raise ValueError(
+                f"{path}: cannot be read ({error.strerror}): name the prefix of a .bin/.idx pair"
+            ) from error
         if len(head) < header_bytes or head[: len(MAGIC)] != MAGIC:
             raise ValueError(f"{path}: is not the index of a Megatron data set (its first bytes differ)")
         version, code, num_sequences, num_bounds = HEADER.unpack(head[len(MAGIC) :])
@@ -87,7 +89,9 @@ class IndexedDatasetSource:
         self._document_bounds = array("<i8", num_bounds, header_bytes + 12 * num_sequences)
         bounds = self._document_bounds
         if len(bounds) and (bounds[0] != 0 or (np.diff(bounds) < 0).any() or bounds[-1] > num_sequences):
-            raise ValueError(f"{path}: document bounds do not ascend from 0 to at most {num_sequences}: the file is damaged")
+            raise ValueError(
+                f"{path}: document bounds do not ascend from 0 to at most {num_sequences}: the file is damaged"
+            )
         if num_sequences and self._sequence_lengths.min() < 0:
             raise ValueError(f"{path}: a sequence has a negative length: the file is damaged")
 
@@ -99,7 +103,9 @@ class IndexedDatasetSource:
         if len(self._offsets_bytes):
             ends = self._offsets_bytes + self._sequence_lengths.astype(np.int64) * self._dtype.itemsize
             if self._offsets_bytes.min() < 0 or ends.max() > size_bytes:
-                raise ValueError(f"{path}: has {size_bytes} bytes, its index needs {ends.max()}: it is cut short, copy it again")
+                raise ValueError(
+                    f"{path}: has {size_bytes} bytes, its index needs {ends.max()}: it is cut short, copy it again"
+                )
         self._bytes = np.memmap(path, mode="r", dtype=np.uint8) if size_bytes else np.zeros(0, dtype=np.uint8)
 
     @property

@@ -34,7 +34,9 @@ class JsonLines:
             else:
                 self.num_empty += 1
         if not sizes:
-            raise ValueError(f"{path}: holds no text in field {field!r} ({self.num_empty} empty): check the file and field")
+            raise ValueError(
+                f"{path}: holds no text in field {field!r} ({self.num_empty} empty): check the file and field"
+            )
         self._lines = np.array(kept, dtype=np.int64)
         self.sizes_bytes = np.array(sizes, dtype=np.int64)
 
@@ -80,7 +82,9 @@ class JsonTokenLines:
             else:
                 self.num_empty += 1
         if not lengths:
-            raise ValueError(f"{path}: holds no tokens in field {field!r} ({self.num_empty} empty): check file and field")
+            raise ValueError(
+                f"{path}: holds no tokens in field {field!r} ({self.num_empty} empty): check file and field"
+            )
         self._lines = np.array(kept, dtype=np.int64)
         self.lengths = np.array(lengths, dtype=np.int64)
 
@@ -151,7 +155,9 @@ class _LineFile:
 
     def field_of(self, line: int, value: Any, field: str) -> Any:
         if not isinstance(value, dict):
-            raise ValueError(f"{self.name(line)}: is a {type(value).__name__}, not a JSON object with a field {field!r}")
+            raise ValueError(
+                f"{self.name(line)}: is a {type(value).__name__}, not a JSON object with a field {field!r}"
+            )
         if field not in value:
             raise ValueError(f"{self.name(line)}: has no field {field!r}, only {sorted(value)}: name the right field")
         return value[field]

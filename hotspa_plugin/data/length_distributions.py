@@ -87,7 +87,7 @@ def _draw_wikipedia(generator: np.random.RandomState, num_sequences: int) -> np.
     shares = np.array([b["percent_of_sequences"] for b in bins])
     means = np.array([b["percent_of_tokens"] for b in bins]) / shares * histogram["mean"]
     low = np.array([b["over_tokens"] for b in bins], dtype=np.float64)
-    high = np.array([b["up_to_tokens"] or 2 * mean - b["over_tokens"] for b, mean in zip(bins, means)])
+    high = np.array([b["up_to_tokens"] or 2 * mean - b["over_tokens"] for b, mean in zip(bins, means, strict=True)])
     exponent = (high - low) / (means - low) - 1
     chosen = generator.choice(len(bins), num_sequences, p=shares / shares.sum())
     place = (1 - generator.random_sample(num_sequences)) ** exponent[chosen]  # in (0, 1]: bins are half-open below

@@ -54,9 +54,9 @@ class LimitedSource:
         overlong = np.flatnonzero(lengths > bound_tokens)
         if policy == "error" and len(overlong):
             raise ValueError(
-                f"{source.name(int(overlong[0]))}: has {lengths[overlong[0]]} tokens, over the last bound of {bound_tokens} "
-                f"({len(overlong)} sequences are, the longest has {lengths.max()}): raise the bound, or choose truncate, "
-                "split or drop for overlong sequences"
+                f"{source.name(int(overlong[0]))}: has {lengths[overlong[0]]} tokens, over the last bound of "
+                f"{bound_tokens} ({len(overlong)} sequences are, the longest has {lengths.max()}): raise the bound, or "
+                "choose truncate, split or drop for overlong sequences"
             )
         if policy == "split":
             num_pieces = -(-lengths // bound_tokens)

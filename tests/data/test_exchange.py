@@ -29,7 +29,9 @@ CASES = [
 @given(data=st.data(), num_ranks=st.integers(1, 6))
 def test_plan_serves_every_need_once(data, num_ranks):
     ranks = st.integers(0, num_ranks - 1)
-    needed = data.draw(st.lists(st.lists(st.integers(0, 7), max_size=6, unique=True), min_size=num_ranks, max_size=num_ranks))
+    needed = data.draw(
+        st.lists(st.lists(st.integers(0, 7), max_size=6, unique=True), min_size=num_ranks, max_size=num_ranks)
+    )
     readers = data.draw(st.sets(ranks, min_size=1))
     plan = plan_exchange(needed, readers=sorted(readers), lengths=LENGTHS)
     served = [(receiver, sample) for own in plan.read_by_rank for receiver, sample in own]
@@ -91,7 +93,9 @@ def exchange_all_cases(rank, port, outcomes):
 def test_exchange_over_gloo(free_port):
     context = multiprocessing.get_context("spawn")
     outcomes = context.Queue()
-    workers = [context.Process(target=exchange_all_cases, args=(rank, free_port, outcomes)) for rank in range(NUM_RANKS)]
+    workers = [
+        context.Process(target=exchange_all_cases, args=(rank, free_port, outcomes)) for rank in range(NUM_RANKS)
+    ]
     for worker in workers:
         worker.start()
     try:

@@ -30,14 +30,20 @@ def text_of(source, index):
 
 
 def test_json_lines(tmp_path):
-    file = lines(tmp_path / "a.jsonl", {"text": "one"}, "", {"text": ""}, {"text": "zwei\nä", "n": 1}, {"text": "\ud800"})
+    file = lines(
+        tmp_path / "a.jsonl", {"text": "one"}, "", {"text": ""}, {"text": "zwei\nä", "n": 1}, {"text": "\ud800"}
+    )
     store = JsonLines(file)
     source = TokenizedSource(store, ByteTokenizer())
     assert source.lengths.tolist() == [3, 7, 3] and store.num_empty == 1
     assert [text_of(source, 0), text_of(source, 1)] == ["one", "zwei\nä"]
     assert [source.name(i) for i in range(3)] == [f"{file}:{line}" for line in (1, 4, 5)]
     assert JsonLines(lines(tmp_path / "b.jsonl", {"body": "x"}), field="body").read(0) == b"x"
-    assert store.fingerprint() == JsonLines(file).fingerprint() != JsonLines(tmp_path / "b.jsonl", field="body").fingerprint()
+    assert (
+        store.fingerprint()
+        == JsonLines(file).fingerprint()
+        != JsonLines(tmp_path / "b.jsonl", field="body").fingerprint()
+    )
 
 
 def test_json_lines_with_byte_order_mark_and_without_last_newline(tmp_path):
@@ -116,7 +122,10 @@ def test_indexed_dataset_agrees_with_megatrons_reader(tmp_path):
     generator = np.random.RandomState(0)
     documents = [[generator.randint(0, 60000, n).tolist()] for n in generator.randint(1, 200, 30)]
     write_indexed(tmp_path / "set", documents, megatron.DType.optimal_dtype(60000))
-    theirs, ours = megatron.IndexedDataset(str(tmp_path / "set")), IndexedDatasetSource(tmp_path / "set", vocab_size=60000)
+    theirs, ours = (
+        megatron.IndexedDataset(str(tmp_path / "set")),
+        IndexedDatasetSource(tmp_path / "set", vocab_size=60000),
+    )
     assert len(theirs) == len(ours.lengths)
     assert all(np.array_equal(theirs[i], ours.tokens(i)) for i in range(len(documents)))
 
@@ -150,7 +159,19 @@ def test_indexed_dataset_without_megatron(tmp_path):
         (raw_index([], [0]), 0, "s.idx: holds no document with tokens"),
         (raw_index([0], [0, 1]), 0, "s.idx: holds no document with tokens"),
     ],
-    ids=["empty", "magic", "version", "dtype", "cut index", "cut tokens", "open document", "bounds", "negative", "none", "only empty"],
+    ids=[
+        "empty",
+        "magic",
+        "version",
+        "dtype",
+        "cut index",
+        "cut tokens",
+        "open document",
+        "bounds",
+        "negative",
+        "none",
+        "only empty",
+    ],
 )
 def test_damaged_indexed_datasets_are_refused(tmp_path, index, num_tokens, message):
     (tmp_path / "s.idx").write_bytes(index)

@@ -44,7 +44,18 @@ def test_lengths_are_read_in_order(tmp_path):
 
 @pytest.mark.parametrize(
     "spec",
-    ["", "wiki", "wikipedia:3", "uniform:5-3", "uniform:0-3", "uniform:5", "lognormal:3", "lognormal:0,1", "file:", "uniform:a-b"],
+    [
+        "",
+        "wiki",
+        "wikipedia:3",
+        "uniform:5-3",
+        "uniform:0-3",
+        "uniform:5",
+        "lognormal:3",
+        "lognormal:0,1",
+        "file:",
+        "uniform:a-b",
+    ],
 )
 def test_bad_specs_are_refused(spec):
     with pytest.raises(ValueError, match="length distribution .*use wikipedia, uniform:LOW-HIGH"):

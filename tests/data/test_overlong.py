@@ -18,7 +18,9 @@ def source_of(lengths):
 
 
 def test_error_names_sample_length_and_bound():
-    with pytest.raises(ValueError, match=r"text 1: has 9 tokens, over the last bound of 8 \(2 sequences are, the longest has 30"):
+    with pytest.raises(
+        ValueError, match=r"text 1: has 9 tokens, over the last bound of 8 \(2 sequences are, the longest has 30"
+    ):
         LimitedSource(source_of([8, 9, 30]), bound_tokens=8)
     assert LimitedSource(source_of([8, 7]), bound_tokens=8).counts.num_overlong == 0
 
@@ -55,7 +57,10 @@ def test_names_counts_and_fingerprints():
     source = source_of([3, 20])
     views = {policy: LimitedSource(source, bound_tokens=8, policy=policy) for policy in ("truncate", "split", "drop")}
     assert [views["split"].name(i) for i in range(4)] == [
-        "text 0", "text 1 tokens 0 to 8", "text 1 tokens 8 to 16", "text 1 tokens 16 to 20",
+        "text 0",
+        "text 1 tokens 0 to 8",
+        "text 1 tokens 8 to 16",
+        "text 1 tokens 16 to 20",
     ]
     assert [str(views[policy].counts) for policy in views] == [
         "1 sequences over 8 tokens: cut to it, leaving out 12 tokens",
