@@ -26,6 +26,8 @@ MAY_IMPORT_DISTRIBUTED = (
     "resharding.executor", "resharding.transports", "process_groups.registry", "data.exchange", "runtime",
     "integrations", "cli",
 )  # fmt: skip
+# Plain files and clocks inside a package that may: the report reads them, and needs no torch for it.
+PURE = ("runtime.run_record", "runtime.trace", "runtime.recorder")
 FRAMEWORKS = {"megatron", "deepspeed"}
 
 
@@ -60,6 +62,8 @@ def is_under(name: str, prefix: str) -> bool:
 
 def may_import_distributed(name: str) -> bool:
     """Whether module ``name`` (inside hotspa_plugin) stands on the list; executor_x counts as executor."""
+    if any(is_under(name, pure) for pure in PURE):
+        return False
     for allowed in MAY_IMPORT_DISTRIBUTED:
         if is_under(name, allowed) or (allowed.endswith(".executor") and name.startswith(allowed + "_")):
             return True
@@ -128,6 +132,8 @@ def test_every_package_has_a_layer():
         ("runtime.engine", "from hotspa_plugin import integrations"),
         ("cpu.redirect", "from hotspa_plugin.strategy import StrategyPool"),
         ("report.page", "from hotspa_plugin.integrations.megatron import trainer"),
+        ("report.page", "from hotspa_plugin.runtime import launch"),
+        ("runtime.trace", "import torch.distributed"),
         ("", "from hotspa_plugin.strategy import StrategyPool"),
     ],
 )
@@ -144,6 +150,7 @@ def test_faults_are_found(module, source):
         ("resharding.planner", "import torch\nfrom hotspa_plugin.layout import ShardLayout"),
         ("integrations.megatron.models", "from megatron.core import parallel_state"),
         ("cli.main", "from hotspa_plugin.integrations.megatron import trainer"),
+        ("report.reader", "from hotspa_plugin.runtime.run_record import RunInfo"),
         ("topology.rank_grid", "from hotspa_plugin.strategy import ParallelStrategy"),
     ],
 )
@@ -153,7 +160,10 @@ def test_what_is_allowed_passes(module, source):
 
 @pytest.mark.parametrize(
     "package",
-    ["hotspa_plugin", *(f"hotspa_plugin.{name}" for name in ("strategy", "topology", "layout", "process_groups"))],
+    [
+        "hotspa_plugin",
+        *(f"hotspa_plugin.{name}" for name in ("strategy", "topology", "layout", "process_groups", "report")),
+    ],
 )
 def test_import_loads_neither_torch_nor_a_framework(package):
     code = (

@@ -88,8 +88,12 @@ class TracePart:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_for_append(self._path)
             clock = {
-                "rank": self._rank, "host": socket.gethostname(), "machine": machine_id(), "pid": os.getpid(),
-                "wall_ns": time.time_ns(), "monotonic_ns": time.perf_counter_ns(),
+                "rank": self._rank,
+                "host": socket.gethostname(),
+                "machine": machine_id(),
+                "pid": os.getpid(),
+                "wall_ns": time.time_ns(),
+                "monotonic_ns": time.perf_counter_ns(),
             }
             self._file.write(json.dumps(clock) + "\n")
         rows = [[s.name, s.start_ns, s.end_ns, s.depth, int(s.hidden), s.args] for s in spans]
@@ -206,11 +210,18 @@ def trace_events(ranks: tuple[RankSpans, ...]) -> dict[str, Any]:
             events.append(_metadata("thread_sort_index", r.rank, thread, sort_index=thread))
         for step, spans in r.steps.items():
             for span in spans:
-                events.append({
-                    "ph": "X", "name": span.name, "cat": span.name if span.name in PHASES else "detail",
-                    "pid": r.rank, "tid": int(span.hidden), "ts": (span.start_ns - start_ns) / 1000,
-                    "dur": max(0, span.end_ns - span.start_ns) / 1000, "args": {"step": step, **span.args},
-                })
+                events.append(
+                    {
+                        "ph": "X",
+                        "name": span.name,
+                        "cat": span.name if span.name in PHASES else "detail",
+                        "pid": r.rank,
+                        "tid": int(span.hidden),
+                        "ts": (span.start_ns - start_ns) / 1000,
+                        "dur": max(0, span.end_ns - span.start_ns) / 1000,
+                        "args": {"step": step, **span.args},
+                    }
+                )
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"start_unix_ns": str(start_ns)}}
 
 

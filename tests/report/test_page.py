@@ -58,11 +58,27 @@ def test_the_page_of_a_whole_run(run, run_folder):
     assert path == run_folder / "report.html" and (run_folder / "trace.json").exists()
     text = path.read_text()
     page = Page(text)
-    for heading in ("Hot switching against static", "Timeline of one step", "Where a step", "Sequence lengths", "Buckets",
-                    "Bytes moved per switch", "Loss", "Throughput", "Memory of the fullest rank", "Gradient norm"):
+    for heading in (
+        "Hot switching against static",
+        "Timeline of one step",
+        "Where a step",
+        "Sequence lengths",
+        "Buckets",
+        "Bytes moved per switch",
+        "Loss",
+        "Throughput",
+        "Memory of the fullest rank",
+        "Gradient norm",
+    ):
         assert f"<h2>{heading}" in text, heading
-    for word in ("tiny-llama on 4 ranks", "torch 2.14.1", "tp2pp2 up to 16,384 tokens", "Hot switching wins",
-                 "4.30 GiB predicted", "cannot hold its longest sequence"):
+    for word in (
+        "tiny-llama on 4 ranks",
+        "torch 2.14.1",
+        "tp2pp2 up to 16,384 tokens",
+        "Hot switching wins",
+        "4.30 GiB predicted",
+        "cannot hold its longest sequence",
+    ):
         assert word in page.words, word
     assert text.count("<template data-step=") == 19  # the twentieth is shown
 
@@ -74,8 +90,11 @@ def test_the_page_loads_nothing(run):
     for tag, attributes in page.attributes:
         assert not {"src", "href", "xlink:href", "action"} & set(attributes), tag
         assert not [name for name in attributes if name.startswith("on")], tag
-    assert "url(" not in text and "@import" not in text and "://" not in re.sub(r"chrome://tracing", "", text).replace(
-        "http://www.w3.org/2000/svg", "")
+    assert (
+        "url(" not in text
+        and "@import" not in text
+        and "://" not in re.sub(r"chrome://tracing", "", text).replace("http://www.w3.org/2000/svg", "")
+    )
     assert "default-src 'none'" in text
 
 
@@ -95,7 +114,9 @@ def test_every_name_from_the_data_is_escaped(tmp_path):
     for path in [folder / "steps.jsonl", *(folder / "trace").iterdir()]:
         path.write_text(path.read_text().replace(info.pool[0].strategy + '"', named + '"').replace("node-", named))
     comparison = synthetic.make_comparison()
-    runs = tuple(r if r.kind == "hot" else r.model_copy(update={"label": HOSTILE, "error": HOSTILE}) for r in comparison.runs)
+    runs = tuple(
+        r if r.kind == "hot" else r.model_copy(update={"label": HOSTILE, "error": HOSTILE}) for r in comparison.runs
+    )
     write_json(folder / "comparison.json", comparison.model_copy(update={"runs": runs}))
 
     page_text = render(read_run(folder))
@@ -107,7 +128,12 @@ def test_every_name_from_the_data_is_escaped(tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [dict(num_steps=0), dict(num_steps=1), dict(num_steps=3, sparse=True), dict(num_steps=2, num_buckets=2, sparse=True)],
+    [
+        dict(num_steps=0),
+        dict(num_steps=1),
+        dict(num_steps=3, sparse=True),
+        dict(num_steps=2, num_buckets=2, sparse=True),
+    ],
     ids=str,
 )
 def test_short_and_sparse_runs_have_a_page(tmp_path, options):

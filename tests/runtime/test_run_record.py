@@ -36,7 +36,12 @@ def make_info(world_size=2):
 
 def make_step(step, **changes):
     fields = dict(
-        step=step, loss=5.0, tokens=100, target_tokens=90, sequences=10, tokens_per_s=50.0,
+        step=step,
+        loss=5.0,
+        tokens=100,
+        target_tokens=90,
+        sequences=10,
+        tokens_per_s=50.0,
         seconds=StepSeconds(total=2.0, compute=1.5),
         buckets=(BucketRecord(bound_tokens=64, strategy="tp1", sequences=10, tokens=100),),
     )
@@ -245,7 +250,7 @@ def test_a_misspelt_or_negative_field_is_refused():
 def test_histogram_counts_every_length_inside_its_bin(lengths, bins_per_octave):
     histogram = LengthHistogram.from_lengths(lengths, bins_per_octave)
     assert sum(histogram.counts) == len(lengths)
-    for low, high, count in zip(histogram.edges_tokens, histogram.edges_tokens[1:], histogram.counts):
+    for low, high, count in zip(histogram.edges_tokens[:-1], histogram.edges_tokens[1:], histogram.counts, strict=True):
         assert count == sum(low < length <= high for length in lengths)
 
 
