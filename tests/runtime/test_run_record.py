@@ -22,7 +22,7 @@ from hotspa_plugin.runtime.run_record import (
     StepSeconds,
     installed_versions,
 )
-from hotspa_plugin.runtime.trace import TraceSampling, merge_trace, part_path, read_spans
+from hotspa_plugin.runtime.trace import TraceSampling, merge_trace, open_for_append, part_path, read_spans
 
 
 def make_info(world_size=2):
@@ -153,6 +153,25 @@ def test_resume_appends_drops_a_half_written_line_and_keeps_the_history(tmp_path
     assert {step: [s.name for s in spans[step]] for step in spans} == {0: ["compute"], 1: ["switch"], 2: ["switch"]}
     info = RunInfo.model_validate_json((tmp_path / "run.json").read_text())
     assert len(info.sessions) == 1 and info.sessions[0].pool == make_info().pool
+
+
+@pytest.mark.parametrize("text", ["", "whole\n", "half", "whole\nhalf", "whole\n" + "x" * 200_000], ids=len)
+def test_only_an_unfinished_last_line_is_removed(tmp_path, text):
+    path = tmp_path / "lines"
+    path.write_text(text)
+    with open_for_append(path) as file:
+        file.write("more\n")
+    assert path.read_text() == ("whole\n" if text.startswith("whole") else "") + "more\n"
+
+
+def test_a_span_may_carry_any_value(tmp_path):
+    with RunRecorder(tmp_path, 0, 1, info=make_info(1)) as recorder:
+        with recorder.span("compute", loss=math.nan, path=tmp_path, name_of_rank="a"):
+            pass
+        recorder.finish_step(make_step(0))
+    text = (tmp_path / "trace.json").read_text()
+    trace = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert trace["traceEvents"][-1]["args"]["loss"] == "nan"
 
 
 def test_what_a_crash_interrupted_is_kept(tmp_path):
