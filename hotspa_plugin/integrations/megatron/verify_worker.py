@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 
 from hotspa_plugin import cpu
+from hotspa_plugin.config import ModelConfig
 from hotspa_plugin.data import RandomTokenSource, SequenceBatch
+from hotspa_plugin.strategy import StrategyPool, padded_vocab_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,6 @@ class VerifyCase:
     frozen: tuple[str, ...] = ()  # parameters whose name contains one of these are not trained
     lr: float = 1e-3
     clip_grad: float = 1.0
-    max_positions: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,14 +56,13 @@ def dtype_of(name: str) -> torch.dtype:
 
 def make_spec(case: VerifyCase, world_size: int):
     """The checked pool and the model, padded for every tp of the pool."""
-    from hotspa_plugin.integrations.megatron.presets import preset, shape_of
-    from hotspa_plugin.strategy import StrategyPool, padded_vocab_size
+    from hotspa_plugin.integrations.megatron.gpt import GPTSpec
 
     pool = StrategyPool.parse(case.pool, home=case.home)
     vocab_size = padded_vocab_size(case.vocab_size, case.make_vocab_size_divisible_by, pool.strategies)
-    longest = case.max_positions or max(pool.bounds_tokens)
-    spec = preset(case.model, padded_vocab_size=vocab_size, max_positions=longest, **case.model_changes)
-    return pool.check(world_size=world_size, model=shape_of(spec)), spec
+    model = ModelConfig.model_validate({"preset": case.model, **case.model_changes})
+    spec = GPTSpec.from_config(model, padded_vocab_size=vocab_size, max_positions=max(pool.bounds_tokens))
+    return pool.check(world_size=world_size, model=spec.shape), spec
 
 
 def make_batch(case: VerifyCase, step: int) -> SequenceBatch:
