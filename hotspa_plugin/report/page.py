@@ -186,7 +186,8 @@ def _charts(run: Run, summary: RunSummary) -> list[dict[str, Any]]:
         log_y=wide,
     )
     rates = _points(steps, "learning_rate")
-    if len({rate for _, rate in rates}) > 1:
+    # A constant rate is no news; nor is one that a schedule has hardly moved yet.
+    if rates and max(r for _, r in rates) > 1.05 * min(r for _, r in rates):
         add("Learning rate", "", [Series(name="rate", points=rates)], format_y=formats.format_value, from_zero=True)
     return charts
 

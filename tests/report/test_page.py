@@ -9,7 +9,7 @@ import pytest
 
 from hotspa_plugin.report import read_run, render, write_report
 from hotspa_plugin.report.histogram_svg import length_chart
-from hotspa_plugin.report.svg import Series, line_chart, linear_ticks, log_ticks, smooth, thin
+from hotspa_plugin.report.svg import Series, line_chart, linear_ticks, log_ticks, smooth, tag, thin
 from hotspa_plugin.runtime.run_record import LengthHistogram, PoolEntry, RunInfo, StepRecord, write_json
 
 from . import synthetic
@@ -204,3 +204,14 @@ def test_thinning_keeps_the_extremes_and_smoothing_the_mean():
 
 def test_a_chart_of_nothing_finite_says_so():
     assert "No finite value" in line_chart([Series(name="a", points=[(0, math.nan)])], title="t", format_y=str)
+
+
+def test_an_element_escapes_attributes_and_text():
+    assert tag("text", '<b>"', aria_label='"><x') == '<text aria-label="&#34;&gt;&lt;x">&lt;b&gt;&#34;</text>'
+
+
+def test_charts_carry_their_points_for_the_pointer(run):
+    plots = [attributes for _, attributes in Page(render(run)).attributes if "data-series" in attributes]
+    assert len(plots) == 5
+    (series,) = json.loads(plots[0]["data-series"])
+    assert [point[2:] for point in series["at"]] == [[s.step, f"{s.loss:.4g}"] for s in run.steps]
