@@ -87,9 +87,9 @@ def test_the_page_loads_nothing(run):
     text = render(run)
     page = Page(text)
     assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
-    for tag, attributes in page.attributes:
-        assert not {"src", "href", "xlink:href", "action"} & set(attributes), tag
-        assert not [name for name in attributes if name.startswith("on")], tag
+    for name, attributes in page.attributes:
+        assert not {"src", "href", "xlink:href", "action"} & set(attributes), name
+        assert not [key for key in attributes if key.startswith("on")], name
     assert (
         "url(" not in text
         and "@import" not in text
@@ -161,8 +161,8 @@ def test_a_diverged_run_has_a_page(tmp_path):
     text = render(read_run(folder))
     page = Page(text)
     assert text.count("✕") >= 6 and "Loss NaN" in page.words
-    for tag, attributes in page.attributes:
-        assert not any("nan" in str(v) for k, v in attributes.items() if k in ("d", "x", "y", "cx", "cy", "width")), tag
+    for name, attributes in page.attributes:
+        assert not any("nan" in str(v) for k, v in attributes.items() if k in ("d", "x", "y", "cx", "cy", "width")), name
 
 
 def test_an_output_in_no_folder_is_refused(run_folder, tmp_path):
