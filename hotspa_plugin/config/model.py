@@ -80,9 +80,10 @@ class ModelConfig(Section):
             values.setdefault("preset", DEFAULT_PRESET)
         preset = values.get("preset")
         if isinstance(preset, str):
+            own = set(values)
             # An unknown preset is refused by its own field, and should not look like missing sizes as well.
             for key, value in PRESETS.get(preset, PRESETS[DEFAULT_PRESET]).items():
-                if _FOLLOWS.get(key) not in values:
+                if _FOLLOWS.get(key) not in own:
                     values.setdefault(key, value)
         missing = [size for size in _SIZES if size not in values]
         if missing and preset is None:
@@ -98,8 +99,12 @@ class ModelConfig(Section):
 
     @property
     def name(self) -> str:
-        """The preset's name, or the sizes, for tables and records."""
-        return self.preset or f"{self.num_layers} layers, hidden {self.hidden_size}"
+        """For tables and records: the preset's name where nothing in it was changed, else the sizes too."""
+        sizes = f"{self.num_layers} layers of {self.hidden_size}"
+        if self.preset is None:
+            return sizes
+        unchanged = all(getattr(self, key) == value for key, value in PRESETS[self.preset].items())
+        return self.preset if unchanged else f"{self.preset} ({sizes})"
 
     def shape(self, *, vocab_size: int, max_positions: int) -> ModelShape:
         """The sizes that strategies are checked against. ``vocab_size`` counts padded rows."""
