@@ -52,9 +52,7 @@ def installed_version(package: str) -> str | None:
 
 def _python() -> Iterator[Finding]:
     version = platform.python_version()
-    if sys.version_info < (3, 10):
-        yield Finding(subject="python", status="problem", text=f"{version}: 3.10 or newer is needed, 3.12 is best")
-    elif sys.version_info >= (3, 13):
+    if sys.version_info >= (3, 13):
         yield Finding(subject="python", status="note", text=f"{version}: tested are 3.10 to 3.12")
     else:
         yield Finding(subject="python", status="ok", text=f"{version} at {sys.executable}")

@@ -70,7 +70,9 @@ def parse_lengths(text: str, source: str) -> tuple[int, ...]:
                 continue
             if not re.fullmatch(r"\d+", entry) or int(entry) < 1:
                 where = f" (line {line_number})" if "\n" in text else ""
-                raise ValueError(f"{source}: {entry!r}{where} is no sequence length; write whole numbers from 1 up: 7,129,1,64")
+                raise ValueError(
+                    f"{source}: {entry!r}{where} is no sequence length; write whole numbers from 1 up: 7,129,1,64"
+                )
             lengths.append(int(entry))
     if not lengths:
         raise ValueError(f"{source}: there is no length in it; write whole numbers from 1 up: 7,129,1,64")

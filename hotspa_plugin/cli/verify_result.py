@@ -2,8 +2,8 @@
 
 Keys: ``max_relative_gradient_error`` (over tensors: norm of the difference over norm), ``worst_tensor``,
 ``tensor_parallel_copies_identical``, ``max_relative_loss_error``, ``parameters_bit_identical``, ``sequences_in``,
-``sequences_trained``, ``target_tokens``, ``num_process_groups_after_start``, ``num_process_groups_at_end``; in bf16 also
-``whole_gradient_error`` and ``static_whole_gradient_error``, both against fp32.
+``sequences_trained``, ``target_tokens``, ``num_process_groups_after_start``, ``num_process_groups_at_end``; in bf16
+also ``whole_gradient_error`` and ``static_whole_gradient_error``, both against fp32.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def judge(result: Mapping[str, Any], dtype: str) -> list[Check]:
         _is_true("tensor-parallel copies identical", result["tensor_parallel_copies_identical"]),
         _is_true("parameters bit-identical after all switches", result["parameters_bit_identical"]),
         _equal("sequences trained", result["sequences_trained"], result["sequences_in"]),
-        _equal("process groups at the end", result["num_process_groups_at_end"], result["num_process_groups_after_start"]),
+        _equal(
+            "process groups at the end", result["num_process_groups_at_end"], result["num_process_groups_after_start"]
+        ),
     ]
     return checks
 
@@ -95,7 +97,10 @@ def print_checks(checks: Sequence[Check], result: Mapping[str, Any], seconds: fl
         table.add_row(check.name, check.value, check.bound, "[green]ok[/]" if check.passed else "[bold red]BEYOND[/]")
     Console(highlight=False).print(table)
     failed = [check for check in checks if not check.passed]
-    click.echo(f"{result['target_tokens']} target tokens, {seconds:.0f} s: " + ("beyond bounds" if failed else "all within bounds"))
+    click.echo(
+        f"{result['target_tokens']} target tokens, {seconds:.0f} s: "
+        + ("beyond bounds" if failed else "all within bounds")
+    )
     for check in failed:
         click.echo(f"beyond bounds: {check.name}: {check.value} (wanted {check.bound})", err=True)
 
@@ -109,7 +114,9 @@ def check_json_path(path: Path, *, force: bool) -> None:
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"--json {path}: cannot be written; choose another place")
     if path.exists() and not force and not _is_result(path):
-        raise ValueError(f"--json {path}: holds something else than a result of hotspa verify; choose another name or add --force")
+        raise ValueError(
+            f"--json {path}: holds something else than a result of hotspa verify; choose another name or add --force"
+        )
 
 
 def _is_result(path: Path) -> bool:

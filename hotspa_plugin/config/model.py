@@ -87,14 +87,18 @@ class ModelConfig(Section):
                     values.setdefault(key, value)
         missing = [size for size in _SIZES if size not in values]
         if missing and preset is None:
-            raise ValueError(f"{', '.join(missing)} missing: give them, or start from a preset such as {DEFAULT_PRESET}")
+            raise ValueError(
+                f"{', '.join(missing)} missing: give them, or start from a preset such as {DEFAULT_PRESET}"
+            )
         return _derive(values)
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> ModelConfig:
         self.shape(vocab_size=self.vocab_size or 1, max_positions=self.max_positions or 1)
         if self.max_positions is not None and self.positions != "learned":
-            raise ValueError(f"max_positions {self.max_positions} is for learned positions only: leave it out with rope")
+            raise ValueError(
+                f"max_positions {self.max_positions} is for learned positions only: leave it out with rope"
+            )
         return self
 
     @property

@@ -64,7 +64,9 @@ def launch(
 def _run_in_process(function: Target, num_ranks: int | None, args: Sequence[Any], timeout_s: float, device: str) -> Any:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if num_ranks is not None and num_ranks != world_size:
-        raise UserError(f"{num_ranks} ranks asked for, but torchrun started {world_size}: make the two equal, or leave one out")
+        raise UserError(
+            f"{num_ranks} ranks asked for, but torchrun started {world_size}: make the two equal, or leave one out"
+        )
     import torch
     import torch.distributed as dist
 

@@ -146,7 +146,11 @@ def report_error(label: str, error: BaseException) -> RankReport:
     """Describes an exception caught on a rank; called where it was caught, so that the traceback is there."""
     if is_user_error(error):
         return RankReport(
-            label=label, kind=FailureKind.USER, summary=str(error), time_s=time.monotonic(), pickled_error=_pickle(error)
+            label=label,
+            kind=FailureKind.USER,
+            summary=str(error),
+            time_s=time.monotonic(),
+            pickled_error=_pickle(error),
         )
     if isinstance(error, SystemExit):
         summary = f"called sys.exit({error.code!r})"
@@ -204,7 +208,9 @@ def condensed_stack(dump: str) -> str:
     if not current:
         return ""
     frames = [line.strip() for line in current[0].splitlines() if line.strip().startswith("File ")]
-    frames = [frame for frame in frames if not any(part in frame for part in (_OWN_FILE, "multiprocessing", "<string>"))]
+    frames = [
+        frame for frame in frames if not any(part in frame for part in (_OWN_FILE, "multiprocessing", "<string>"))
+    ]
     return "\n".join(frames[:MAX_FRAMES_SHOWN])
 
 

@@ -57,7 +57,8 @@ def calls(monkeypatch):
 def test_help_needs_nothing_heavy():
     code = (
         "import sys; from hotspa_plugin.cli.main import run; code = run(['--help']); "
-        "sys.exit(code or ', '.join(m for m in ('torch', 'numpy', 'pydantic', 'rich', 'yaml') if m in sys.modules) or 0)"
+        "heavy = {'torch', 'numpy', 'pydantic', 'rich', 'yaml'}; "
+        "sys.exit(code or ', '.join(heavy & sys.modules.keys()) or 0)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
@@ -220,7 +221,10 @@ def test_report(calls, tmp_path, capsys):
         (["verify", "--pool", POOL, "--lengths", "7,x"], "'x' is no sequence length"),
         (["verify", "--pool", POOL, "--lengths", "7,0"], "'0' is no sequence length"),
         (["verify", "--pool", POOL, "--lengths", ","], "there is no length in it"),
-        (["verify", "--pool", POOL, "--lengths", "7,1025"], "sequence 2 has 1025 tokens, over the pool's last bound 1024"),
+        (
+            ["verify", "--pool", POOL, "--lengths", "7,1025"],
+            "sequence 2 has 1025 tokens, over the pool's last bound 1024",
+        ),
         (["verify", "--pool", POOL, "--lengths-file", "none.txt"], "--lengths-file none.txt: cannot be read"),
         (["verify", "--pool", POOL, "--lengths-file", "wrong.txt"], "wrong.txt: '-3' (line 2) is no sequence length"),
         (["verify", "--pool", POOL, "--lengths", "7", "--lengths-file", "wrong.txt"], "both given"),

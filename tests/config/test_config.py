@@ -78,7 +78,10 @@ def test_sizes_that_follow_from_others():
         ("zzz: 3", "c.yaml:1: unknown key zzz; known here are model, pool, home, data, optimizer, run"),
         ("1: 2", "c.yaml:1: unknown key 1; keys are text"),
         ("run: {record: {trace_frist: 3}}", "c.yaml:1: unknown key run.record.trace_frist; did you mean trace_first?"),
-        ("data:\n  packing: packd", "c.yaml:2: data.packing 'packd' is not one of packed, padded; did you mean packed?"),
+        (
+            "data:\n  packing: packd",
+            "c.yaml:2: data.packing 'packd' is not one of packed, padded; did you mean packed?",
+        ),
         ("optimizer:\n  lr: fast", "c.yaml:2: optimizer.lr 'fast' must be a number"),
         ("optimizer: {lr: .inf}", "c.yaml:1: optimizer.lr inf must be a finite number"),
         ("optimizer: {lr: 1, min_lr: 2}", "c.yaml:1: optimizer: min_lr 2 is above lr 1: lower it"),
