@@ -13,6 +13,10 @@ from hotspa_plugin.data.assignment import (
     bucket_of_lengths,
 )
 from hotspa_plugin.data.documents import DocumentStore, PythonLibrary, TextFolder, TokenizedSource
+from hotspa_plugin.data.global_batch import SequenceBatch
+from hotspa_plugin.data.indexed_dataset import IndexedDatasetSource
+from hotspa_plugin.data.jsonl import JsonLines, JsonTokenLines
+from hotspa_plugin.data.length_distributions import draw_lengths, read_lengths, wikipedia_histogram
 from hotspa_plugin.data.micro_batch import (
     PackedMicroBatch,
     PaddedMicroBatch,
@@ -20,6 +24,8 @@ from hotspa_plugin.data.micro_batch import (
     pack_micro_batch,
     pad_micro_batch,
 )
+from hotspa_plugin.data.opening import open_source
+from hotspa_plugin.data.overlong import LimitedSource, OverlongCounts, OverlongPolicy
 from hotspa_plugin.data.sampler import GlobalBatchSampler
 from hotspa_plugin.data.sequences import (
     RandomTokenSource,
@@ -38,11 +44,18 @@ __all__ = [
     "DocumentStore",
     "GlobalBatchSampler",
     "HuggingFaceTokenizer",
+    "IndexedDatasetSource",
+    "JsonLines",
+    "JsonTokenLines",
+    "LimitedSource",
+    "OverlongCounts",
+    "OverlongPolicy",
     "PackedMicroBatch",
     "PaddedMicroBatch",
     "PythonLibrary",
     "RandomTokenSource",
     "Sample",
+    "SequenceBatch",
     "SequenceSource",
     "TextFolder",
     "TokenArraySource",
@@ -50,7 +63,11 @@ __all__ = [
     "Tokenizer",
     "assign_batch",
     "bucket_of_lengths",
+    "draw_lengths",
     "num_target_tokens",
+    "open_source",
     "pack_micro_batch",
     "pad_micro_batch",
+    "read_lengths",
+    "wikipedia_histogram",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Literal
@@ -156,7 +157,7 @@ def assign_batch(
     if packing not in ("packed", "padded"):
         raise ValueError(f"packing {packing!r}: choose packed or padded")
     bounds = [bucket.bound_tokens for bucket in buckets]
-    if not bounds or any(low >= high for low, high in zip(bounds, bounds[1:])):
+    if not bounds or any(low >= high for low, high in itertools.pairwise(bounds)):
         raise ValueError(f"bucket bounds {bounds}: give at least one, in ascending order")
     costs = [cost] * len(buckets) if isinstance(cost, MicroBatchCost) else list(cost)
     if len(costs) != len(buckets):
@@ -172,7 +173,7 @@ def assign_batch(
             "raise the bound, or truncate, split or drop long sequences"
         )
     assigned = []
-    for index, (spec, bucket_cost) in enumerate(zip(buckets, costs)):
+    for index, (spec, bucket_cost) in enumerate(zip(buckets, costs, strict=True)):
         positions = np.flatnonzero(bucket_of_sample == index)
         if len(positions):
             assigned.append(_assign_bucket(index, spec, positions, lengths[positions], packing, bucket_cost))
@@ -208,11 +209,12 @@ def _assign_bucket(
                 micro_batch_costs_s.append(cost.padded_s(len(members), int(rows[members].max())))
             micro_batches.append(
                 AssignedMicroBatch(
-                    samples=tuple(positions[members].tolist()), num_tokens=num_tokens, num_padded_tokens=num_padded_tokens
+                    samples=tuple(positions[members].tolist()),
+                    num_tokens=num_tokens,
+                    num_padded_tokens=num_padded_tokens,
                 )
             )
-        # the longest first, then by position: a fixed order, and the pipeline drains on short ones
-        order = sorted(range(len(micro_batches)), key=lambda i: (-micro_batch_costs_s[i], micro_batches[i].samples))
-        built.append(tuple(micro_batches[i] for i in order))
+        # the largest first, then by position: a fixed order, and the pipeline drains on small ones
+        built.append(tuple(sorted(micro_batches, key=lambda m: (-m.num_padded_tokens, m.samples))))
         replica_costs_s.append(pipeline_s(micro_batch_costs_s, spec.num_stages))
     return BucketAssignment(bucket=index, replicas=tuple(built), replica_costs_s=tuple(replica_costs_s))

@@ -1,8 +1,9 @@
 """Dividing a bucket's sequences among replicas and micro-batches so that the slowest replica is as fast as possible.
 
 The heuristics of record, then a short local search: longest processing time first (Graham 1969) over replicas, best
-fit decreasing into micro-batches. All choices break ties by index and stop after a fixed number of trials, so that
-every rank finds the same answer. A *grouping* below is ``grouping[replica][micro_batch]``, a list of indices.
+fit decreasing into micro-batches. Costs are counted in whole units (``_in_units``), so that sums are exact in any
+order; choices break ties by index and stop after a fixed number of trials: every rank finds the same answer. A
+*grouping* below is ``grouping[replica][micro_batch]``, a list of indices.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ from hotspa_plugin.cost.micro_batch import MicroBatchCost, pipeline_s
 Grouping = list[list[list[int]]]
 
 RELATIVE_GAP = 1e-3  # the search ends this close to the lower bound
-MIN_TRIALS = 16
+MIN_TRIALS, MAX_TRIALS = 16, 256
+NUM_PROPOSALS = 4  # exchanges tried before the search gives up on a replica
+NUM_RECEIVERS = 8
 TRIAL_SEQUENCES = 4096  # the search repacks about this many sequences at most, which bounds its time
 
 
-def longest_first(costs_s: Sequence[float] | np.ndarray, num_parts: int) -> list[list[int]]:
+def longest_first(costs: Sequence[float] | np.ndarray, num_parts: int) -> list[list[int]]:
     """Divides items into ``num_parts`` lists, each item in turn, dearest first, to the part with the least so far."""
-    costs_s = np.asarray(costs_s, dtype=np.float64)
+    costs = np.asarray(costs, dtype=np.float64)
     parts: list[list[int]] = [[] for _ in range(num_parts)]
     heap = [(0.0, 0, part) for part in range(num_parts)]
-    for item in np.argsort(-costs_s, kind="stable").tolist():
-        total_s, num_items, part = heap[0]
+    for item in np.argsort(-costs, kind="stable").tolist():
+        total, num_items, part = heap[0]
         parts[part].append(item)
-        heapq.heapreplace(heap, (total_s + float(costs_s[item]), num_items + 1, part))
+        heapq.heapreplace(heap, (total + float(costs[item]), num_items + 1, part))
     return parts
 
 
@@ -52,20 +55,20 @@ def best_fit_decreasing(items: Sequence[int], lengths: Sequence[int], capacity_t
 
 
 def _even_bins(
-    items: Sequence[int], lengths: Sequence[int], costs_s: Sequence[float], capacity_tokens: int, num_bins: int
+    items: Sequence[int], lengths: Sequence[int], costs: Sequence[float], capacity_tokens: int, num_bins: int
 ) -> list[list[int]] | None:
     """Packs items into ``num_bins`` bins of about equal cost, or None where this greedy way finds no room."""
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     room = [capacity_tokens] * num_bins
     heap = [(0.0, index) for index in range(num_bins)]
-    for item in sorted(items, key=lambda item: (-costs_s[item], -lengths[item], item)):
+    for item in sorted(items, key=lambda item: (-costs[item], -lengths[item], item)):
         too_full = []
         while heap and room[heap[0][1]] < lengths[item]:
             too_full.append(heapq.heappop(heap))
         if not heap:
             return None
-        total_s, index = heap[0]
-        heapq.heapreplace(heap, (total_s + costs_s[item], index))
+        total, index = heap[0]
+        heapq.heapreplace(heap, (total + costs[item], index))
         bins[index].append(item)
         room[index] -= lengths[item]
         for entry in too_full:
@@ -73,31 +76,42 @@ def _even_bins(
     return [members for members in bins if members]
 
 
+def _in_units(lengths: np.ndarray, cost: MicroBatchCost) -> tuple[list[float], float]:
+    """The cost of each sequence, and of a micro-batch as such, as whole multiples of a power of two of a second.
+
+    All of them together are below 2**41 units, so that floats add them without rounding: the answer does not depend on
+    the order of adding, which differs between versions of Python (3.12 compensates in ``sum``) and of NumPy.
+    """
+    costs_s = cost.sequences_s(lengths)
+    _, exponent = math.frexp(float(costs_s.sum()) + cost.c_s * len(lengths))
+    unit_s = math.ldexp(1.0, exponent - 40)
+    return np.rint(costs_s / unit_s).tolist(), float(round(cost.c_s / unit_s))
+
+
 class _Packer:
     """Packs one replica's sequences, and says what that costs."""
 
     def __init__(self, lengths: np.ndarray, num_stages: int, capacity_tokens: int, cost: MicroBatchCost) -> None:
         self.lengths: list[int] = lengths.tolist()
-        self.costs_s: list[float] = cost.sequences_s(lengths).tolist()
+        self.costs, self.constant = _in_units(lengths, cost)
         self._num_stages = num_stages
         self._capacity_tokens = capacity_tokens
-        self._constant_s = cost.c_s
 
-    def time_s(self, bins: list[list[int]]) -> float:
-        return pipeline_s([sum(self.costs_s[i] for i in b) + self._constant_s for b in bins], self._num_stages)
+    def time(self, bins: list[list[int]]) -> float:
+        return pipeline_s([sum(self.costs[i] for i in b) + self.constant for b in bins], self._num_stages)
 
     def pack(self, items: Sequence[int]) -> tuple[float, list[list[int]]]:
-        """(seconds, micro-batches) of the best packing tried."""
+        """(time, micro-batches) of the best packing tried."""
         if not items:
             return 0.0, []
         fewest = best_fit_decreasing(items, self.lengths, self._capacity_tokens)
         candidates = [fewest]
         counts = {len(fewest), self._fitting_count(items, len(fewest))}
         for num_bins in sorted(counts):
-            even = _even_bins(items, self.lengths, self.costs_s, self._capacity_tokens, num_bins)
+            even = _even_bins(items, self.lengths, self.costs, self._capacity_tokens, num_bins)
             if even is not None:
                 candidates.insert(0, even)
-        times = [self.time_s(bins) for bins in candidates]
+        times = [self.time(bins) for bins in candidates]
         best = min(range(len(times)), key=times.__getitem__)
         return times[best], candidates[best]
 
@@ -109,11 +123,11 @@ class _Packer:
         """
         if self._num_stages == 1:
             return fewest
-        work_s = sum(self.costs_s[i] for i in items)
-        longest_s = max(self.costs_s[i] for i in items)
-        useful = math.ceil(work_s / longest_s) if longest_s > 0 else 1
-        if self._constant_s > 0:
-            useful = min(useful, round(math.sqrt((self._num_stages - 1) * work_s / self._constant_s)))
+        work = sum(self.costs[i] for i in items)
+        longest = max(self.costs[i] for i in items)
+        useful = math.ceil(work / longest) if longest > 0 else 1
+        if self.constant > 0:
+            useful = min(useful, round(math.sqrt((self._num_stages - 1) * work / self.constant)))
         return max(fewest, min(useful, len(items)))
 
 
@@ -122,71 +136,76 @@ def balance_packed(
 ) -> Grouping:
     """Packs sequences of ``lengths`` (tokens, each at most the capacity) for ``num_replicas`` replicas."""
     packer = _Packer(lengths, num_stages, capacity_tokens, cost)
-    divisions = [longest_first(packer.costs_s, num_replicas)]
-    if cost.c_s > 0:
+    divisions = [longest_first(packer.costs, num_replicas)]
+    if packer.constant > 0:
         # where the overhead of a micro-batch counts, dividing whole full micro-batches may need fewer
         bins = best_fit_decreasing(range(len(lengths)), packer.lengths, capacity_tokens)
-        bins_s = [sum(packer.costs_s[i] for i in b) + cost.c_s for b in bins]
-        divisions.append([[i for b in part for i in bins[b]] for part in longest_first(bins_s, num_replicas)])
+        bins_cost = [sum(packer.costs[i] for i in b) + packer.constant for b in bins]
+        divisions.append([[i for b in part for i in bins[b]] for part in longest_first(bins_cost, num_replicas)])
     best: list[tuple[float, list[list[int]]]] = []
     for division in divisions:
         packed = [packer.pack(part) for part in division]
-        if not best or max(packed)[0] < max(best)[0]:
+        if not best or max(time for time, _ in packed) < max(time for time, _ in best):
             best = packed
     fewest_bins = -(-int(lengths.sum()) // capacity_tokens)
-    bound_s = max(
-        max(packer.costs_s) * num_stages + cost.c_s * num_stages,
-        (sum(packer.costs_s) + cost.c_s * fewest_bins) / num_replicas,
+    bound = max(
+        max(packer.costs) * num_stages + packer.constant * num_stages,
+        (sum(packer.costs) + packer.constant * fewest_bins) / num_replicas,
     )
-    return [bins for _, bins in _improve(best, packer, bound_s)]
+    return [bins for _, bins in _improve(best, packer, bound)]
 
 
 def _improve(
-    packed: list[tuple[float, list[list[int]]]], packer: _Packer, bound_s: float
+    packed: list[tuple[float, list[list[int]]]], packer: _Packer, bound: float
 ) -> list[tuple[float, list[list[int]]]]:
     """Moves or swaps single sequences out of the slowest replica while that helps."""
-    num_items = len(packer.costs_s)
-    trials = max(MIN_TRIALS, TRIAL_SEQUENCES * len(packed) // (2 * max(num_items, 1)))
-    trials = min(trials, 256)
-    costs_s = np.array(packer.costs_s + [0.0])  # the last stands for "nothing": a move is a swap with it
+    packed = list(packed)
+    num_items = len(packer.costs)
+    trials = min(MAX_TRIALS, max(MIN_TRIALS, TRIAL_SEQUENCES * len(packed) // (2 * num_items)))
     while trials > 0:
-        times_s = np.array([time_s for time_s, _ in packed])
-        slowest = int(times_s.argmax())
-        if times_s[slowest] <= bound_s * (1 + RELATIVE_GAP):
+        times = [time for time, _ in packed]
+        slowest = max(range(len(packed)), key=times.__getitem__)
+        if times[slowest] <= bound * (1 + RELATIVE_GAP):
             break
-        mine = [i for b in packed[slowest][1] for i in b]
-        others, owner = [], []
-        for replica, (_, bins) in enumerate(packed):
-            if replica != slowest:
-                members = [i for b in bins for i in b] + [num_items]
-                others += members
-                owner += [replica] * len(members)
-        if not others:
-            break
-        owner_of_other = np.array(owner)
-        shift_s = costs_s[mine][:, None] - costs_s[others][None, :]
-        after_s = np.maximum(times_s[slowest] - shift_s, times_s[owner_of_other][None, :] + shift_s)
-        after_s[shift_s <= 0] = np.inf
-        order = np.argsort(after_s, axis=None, kind="stable")[:4]
-        improved = False
-        for flat in order.tolist():
-            row, column = divmod(flat, len(others))
-            if not np.isfinite(after_s[row, column]) or trials <= 0:
-                break
+        for _, given, taken, receiver in _proposals(packed, times, slowest, packer.costs)[:trials]:
             trials -= 1
-            receiver = owner[column]
-            given, taken = mine[row], others[column]
-            new_mine = [i for i in mine if i != given] + ([taken] if taken < num_items else [])
+            ours = [i for b in packed[slowest][1] for i in b if i != given] + ([] if taken is None else [taken])
             theirs = [i for b in packed[receiver][1] for i in b if i != taken] + [given]
-            first, second = packer.pack(new_mine), packer.pack(theirs)
-            if max(first[0], second[0]) < times_s[slowest] * (1 - 1e-9):
-                packed = list(packed)
+            first, second = packer.pack(ours), packer.pack(theirs)
+            if max(first[0], second[0]) < times[slowest] * (1 - 1e-9):
                 packed[slowest], packed[receiver] = first, second
-                improved = True
                 break
-        if not improved:
+        else:
             break
     return packed
+
+
+def _proposals(
+    packed: list[tuple[float, list[list[int]]]], times: list[float], slowest: int, costs: list[float]
+) -> list[tuple[float, int, int | None, int]]:
+    """Promising exchanges, best first: (larger time after it, item given, item taken if any, receiving replica).
+
+    For each of the least loaded replicas and each item to give, the item taken back is the one whose difference
+    comes nearest to evening the two out; repacking is not foreseen.
+    """
+    given = [i for b in packed[slowest][1] for i in b]
+    given_costs = np.array([costs[i] for i in given])
+    found: list[tuple[float, int, int | None, int]] = []
+    receivers = sorted((r for r in range(len(packed)) if r != slowest), key=times.__getitem__)
+    for receiver in receivers[:NUM_RECEIVERS]:
+        # taking nothing is an item without cost
+        takeable = [None, *sorted((i for b in packed[receiver][1] for i in b), key=lambda i: (costs[i], i))]
+        takeable_costs = np.array([0.0 if i is None else costs[i] for i in takeable])
+        gap = times[slowest] - times[receiver]
+        nearest = np.searchsorted(takeable_costs, given_costs - gap / 2)
+        for choice in (np.maximum(nearest - 1, 0), np.minimum(nearest, len(takeable) - 1)):
+            shift = given_costs - takeable_costs[choice]
+            after = np.maximum(times[slowest] - shift, times[receiver] + shift)
+            after[(shift <= 0) | (shift >= gap)] = np.inf
+            for place in np.argsort(after, kind="stable")[:NUM_PROPOSALS].tolist():
+                if np.isfinite(after[place]):
+                    found.append((float(after[place]), given[place], takeable[choice[place]], receiver))
+    return sorted(found, key=lambda proposal: (proposal[0], proposal[1], proposal[3]))[:NUM_PROPOSALS]
 
 
 def balance_padded(
@@ -199,37 +218,37 @@ def balance_padded(
     """
     order = np.argsort(-lengths, kind="stable").tolist()
     row_tokens: list[int] = lengths.tolist()
-    rows_s: list[float] = cost.sequences_s(lengths).tolist()
-    work_s = sum(rows_s)
+    row_costs, constant = _in_units(lengths, cost)
+    work = sum(row_costs)
     best: Grouping = []
-    best_s = math.inf
-    divided = [sorted(part, key=lambda i: (-row_tokens[i], i)) for part in longest_first(rows_s, num_replicas)]
+    best_time = math.inf
+    divided = [sorted(part, key=lambda i: (-row_tokens[i], i)) for part in longest_first(row_costs, num_replicas)]
     for micro_batches_each in (0, 1, 2, 4, 16, 64, 2 * num_stages):
-        limit_s = 1.02 * work_s / (num_replicas * micro_batches_each) if micro_batches_each else math.inf
-        groups = _similar_rows(order, row_tokens, rows_s, capacity_tokens, limit_s)
-        groups_s = [len(group) * rows_s[group[0]] + cost.c_s for group in groups]
-        whole = [[groups[g] for g in part] for part in longest_first(groups_s, num_replicas)]
-        rows_first = [_similar_rows(part, row_tokens, rows_s, capacity_tokens, limit_s) for part in divided]
+        limit = 1.02 * work / (num_replicas * micro_batches_each) if micro_batches_each else math.inf
+        groups = _similar_rows(order, row_tokens, row_costs, capacity_tokens, limit)
+        group_costs = [len(group) * row_costs[group[0]] + constant for group in groups]
+        whole = [[groups[g] for g in part] for part in longest_first(group_costs, num_replicas)]
+        rows_first = [_similar_rows(part, row_tokens, row_costs, capacity_tokens, limit) for part in divided]
         for grouping in (whole, rows_first):
-            slowest_s = max(
-                pipeline_s([len(group) * rows_s[group[0]] + cost.c_s for group in replica], num_stages)
+            slowest = max(
+                pipeline_s([len(group) * row_costs[group[0]] + constant for group in replica], num_stages)
                 for replica in grouping
             )
-            if slowest_s < best_s * (1 - 1e-9):
-                best, best_s = grouping, slowest_s
+            if slowest < best_time * (1 - 1e-9):
+                best, best_time = grouping, slowest
     return best
 
 
 def _similar_rows(
-    order: Sequence[int], row_tokens: Sequence[int], rows_s: Sequence[float], capacity_tokens: int, limit_s: float
+    order: Sequence[int], row_tokens: Sequence[int], row_costs: Sequence[float], capacity_tokens: int, limit: float
 ) -> list[list[int]]:
-    """Cuts rows, given longest first, into runs within the capacity and (one row apart) within ``limit_s``."""
+    """Cuts rows, given longest first, into runs within the capacity and (one row apart) within ``limit``."""
     groups: list[list[int]] = []
     for item in order:
         if groups:
             group = groups[-1]
             num_rows = len(group) + 1
-            if num_rows * row_tokens[group[0]] <= capacity_tokens and num_rows * rows_s[group[0]] <= limit_s:
+            if num_rows * row_tokens[group[0]] <= capacity_tokens and num_rows * row_costs[group[0]] <= limit:
                 group.append(item)
                 continue
         groups.append([item])

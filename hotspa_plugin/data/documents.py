@@ -101,8 +101,8 @@ class TextFolder:
                 heads.append(head)
         if not self._names:
             raise ValueError(
-                f"{path}: holds no text ({self.num_binary} binary, {self.num_empty} empty, {self.num_hidden} hidden and "
-                f"{self.num_other} other files left out): name a folder with non-empty text files"
+                f"{path}: holds no text ({self.num_binary} binary, {self.num_empty} empty, {self.num_hidden} hidden "
+                f"and {self.num_other} other files left out): name a folder with non-empty text files"
             )
         self.sizes_bytes = np.array(sizes, dtype=np.int64)
         self._fingerprint = digest_of("text folder", *self._names, self.sizes_bytes, *heads)

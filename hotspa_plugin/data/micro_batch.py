@@ -27,8 +27,8 @@ class Sample:
         shape = self.tokens.shape
         if len(shape) != 1 or shape[0] == 0 or self.labels.shape != shape or self.loss_mask.shape != shape:
             raise ValueError(
-                f"sample: tokens {shape}, labels {self.labels.shape} and loss mask {self.loss_mask.shape} must be equally "
-                "long, 1-d and not empty"
+                f"sample: tokens {shape}, labels {self.labels.shape} and loss mask {self.loss_mask.shape} must be "
+                "equally long, 1-d and not empty"
             )
 
     def __len__(self) -> int:
@@ -107,7 +107,9 @@ def pack_micro_batch(
     row_tokens = -(-total // length_multiple) * length_multiple
     if num_tokens is not None:
         if num_tokens < total or num_tokens % length_multiple:
-            raise ValueError(f"packed row of {num_tokens} tokens: must hold {total} and be a multiple of {length_multiple}")
+            raise ValueError(
+                f"packed row of {num_tokens} tokens: must hold {total} and be a multiple of {length_multiple}"
+            )
         row_tokens = num_tokens
     num_padding = row_tokens - total
     segments = [*lengths, num_padding] if num_padding else lengths

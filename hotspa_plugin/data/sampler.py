@@ -91,6 +91,8 @@ class GlobalBatchSampler:
             if key in ("epoch", "num_consumed_in_epoch"):
                 continue
             if state[key] != mine:
-                raise ValueError(f"data position: saved with {key} {state[key]}, this run has {mine}: "
-                                 "resume with the same data and seed, or start a new run")
+                raise ValueError(
+                    f"data position: saved with {key} {state[key]}, this run has {mine}: "
+                    "resume with the same data and seed, or start a new run"
+                )
         self._num_consumed = state["epoch"] * len(self._lengths) + state["num_consumed_in_epoch"]

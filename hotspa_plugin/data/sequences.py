@@ -56,8 +56,8 @@ def check_token_ids(tokens: np.ndarray, vocab_size: int, name: str) -> None:
     if outside.any():
         position = int(np.argmax(outside))
         raise ValueError(
-            f"{name}: token id {int(tokens[position])} at position {position} is outside the vocabulary of {vocab_size}: "
-            "set the vocabulary size of the tokenizer that wrote this data"
+            f"{name}: token id {int(tokens[position])} at position {position} is outside the vocabulary of "
+            f"{vocab_size}: set the vocabulary size of the tokenizer that wrote this data"
         )
 
 
@@ -90,8 +90,10 @@ class TokenArraySource:
         for index, given in enumerate(arrays):
             array = np.asarray(given)
             if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu":
-                raise ValueError(f"{self.name(index)}: expected a non-empty 1-d array of integers, got {array.dtype} "
-                                 f"of shape {array.shape}")
+                raise ValueError(
+                    f"{self.name(index)}: expected a non-empty 1-d array of integers, got {array.dtype} "
+                    f"of shape {array.shape}"
+                )
             array = array.astype(np.int64)
             check_token_ids(array, vocab_size, self.name(index))
             array.setflags(write=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -82,10 +83,20 @@ class ProcessGroupRegistry:
         """From now on a new group is an error."""
         self._sealed = True
 
+    def reopen(self) -> None:
+        """Allows new groups again, for another pool in the same process; those made before are shared."""
+        self._sealed = False
+
     @property
     def num_groups(self) -> int:
         """Groups created so far, over the whole world: the same on every rank."""
         return len(self._groups)
+
+
+@functools.cache
+def process_registry() -> ProcessGroupRegistry:
+    """The registry of this process, shared by everything in it that builds strategies one after the other."""
+    return ProcessGroupRegistry()
 
 
 def num_live_groups() -> int:

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from hotspa_plugin.layout import ShardLayout
-from hotspa_plugin.resharding import ReshardExecutor, ReshardStats, Transport, build_flush_plan, build_switch_plan
+from hotspa_plugin.resharding import build_flush_plan, build_switch_plan
+from hotspa_plugin.resharding.executor import ReshardExecutor, ReshardStats
+from hotspa_plugin.resharding.transports import Transport
 from hotspa_plugin.runtime.slab import Slab
 
 
@@ -93,6 +95,10 @@ class HotSwitcher:
         """Bytes that both slabs hold on this rank while ``label`` runs."""
         tenant = self._tenants[label]
         return tenant.parameter_bytes + tenant.gradient_bytes
+
+    def layout(self, label: str) -> ShardLayout:
+        """The shard layout of ``label``."""
+        return self._plans[label][0].destination
 
     def plans(self, label: str):
         """The (switch, flush) plans between home and ``label``."""

@@ -48,7 +48,7 @@ class Cluster:
         if self.ranks_per_node % self.cards_per_node:
             fits = [n for n in range(1, self.ranks_per_node + 1) if self.ranks_per_node % n == 0]
             raise ValueError(
-                f"cluster: {self.cards_per_node} cards cannot be shared evenly by a node's {self.ranks_per_node} ranks; "
+                f"cluster: {self.cards_per_node} cards cannot be shared evenly by {self.ranks_per_node} ranks a node; "
                 f"cards_per_node that fit: {', '.join(map(str, fits))}"
             )
 

@@ -33,7 +33,9 @@ def exact_packed_s(lengths, num_replicas, capacity_tokens, cost):
         entries = [(num_x + num_y, -1.0)]
         for k in range(num_bins):
             used = num_x + r * num_bins + k
-            row([(index[i, r, k], float(lengths[i])) for i in range(num_items)] + [(used, -capacity_tokens)], -np.inf, 0)
+            row(
+                [(index[i, r, k], float(lengths[i])) for i in range(num_items)] + [(used, -capacity_tokens)], -np.inf, 0
+            )
             entries += [(index[i, r, k], items_s[i]) for i in range(num_items)] + [(used, cost.c_s)]
         row(entries, -np.inf, 0)
     objective = np.zeros(num_x + num_y + 1)
@@ -56,11 +58,13 @@ def slowest_packed_s(grouping, lengths, cost, num_stages=1):
 def test_packed_is_near_the_optimum_on_small_cases():
     generator = np.random.RandomState(5)
     ratios = []
-    for num_items, num_replicas, constant in [(7, 2, 0.0), (8, 3, 0.0), (7, 2, 30.0), (8, 2, 100.0), (6, 3, 50.0)] * 3:
+    for num_items, num_replicas, constant in [(7, 2, 0.0), (8, 3, 0.0), (7, 2, 30.0), (8, 2, 100.0), (6, 3, 50.0)] * 2:
         lengths = generator.randint(10, 100, num_items)
         cost = MicroBatchCost(a_s_per_token2=0.02, b_s_per_token=1.0, c_s=constant)
         found = slowest_packed_s(
-            balance_packed(lengths, num_replicas=num_replicas, num_stages=1, capacity_tokens=120, cost=cost), lengths, cost
+            balance_packed(lengths, num_replicas=num_replicas, num_stages=1, capacity_tokens=120, cost=cost),
+            lengths,
+            cost,
         )
         ratios.append(found / exact_packed_s(lengths, num_replicas, 120, cost))
     assert min(ratios) > 1 - 1e-3  # nobody beats the optimum: the checker itself is right
@@ -77,9 +81,7 @@ def test_large_batches_are_balanced(num_stages):
     counts = [len(replica) for replica in packed]
     assert max(counts) - min(counts) <= max(1, max(counts) // 2)
     padded = balance_padded(lengths, num_replicas=4, num_stages=num_stages, capacity_tokens=16384, cost=cost)
-    times = [
-        pipeline_s([cost.padded_s(len(m), lengths[m].max()) for m in replica], num_stages) for replica in padded
-    ]
+    times = [pipeline_s([cost.padded_s(len(m), lengths[m].max()) for m in replica], num_stages) for replica in padded]
     assert max(times) < 1.25 * np.mean(times)
     slots = sum(len(m) * lengths[m].max() for replica in padded for m in replica)
     assert slots < 1.15 * lengths.sum()

@@ -89,9 +89,7 @@ def segments_of(packed):
 def test_no_document_sees_another_and_no_padding_trains(multiple):
     model = TinyDecoder()
     samples = [Sample.from_tokens([1, 2, 3]), Sample.from_tokens([4, 5, 6, 7, 8]), Sample.from_tokens([9])]
-    alone = sum(
-        model.loss_sum(pack_micro_batch([sample]), [(0, len(sample))]) for sample in samples
-    )
+    alone = sum(model.loss_sum(pack_micro_batch([sample]), [(0, len(sample))]) for sample in samples)
     packed = pack_micro_batch(samples, length_multiple=multiple)
     together = model.loss_sum(packed, segments_of(packed))
     padded = pad_micro_batch(samples, length_multiple=multiple)
@@ -111,7 +109,9 @@ def test_sequence_of_one_token_trains_nothing():
 
 
 def test_samples_of_other_data_sets_fit():
-    sample = Sample.from_arrays(tokens=torch.tensor([5, 6, 7]), labels=[6, 7, 8], loss_mask=torch.tensor([0.0, 1.0, 1.0]))
+    sample = Sample.from_arrays(
+        tokens=torch.tensor([5, 6, 7]), labels=[6, 7, 8], loss_mask=torch.tensor([0.0, 1.0, 1.0])
+    )
     packed = pack_micro_batch([sample, Sample.from_tokens([1, 2])])
     assert packed.labels.tolist() == [[6, 7, 8, 2, 0]] and packed.loss_mask.tolist() == [[0, 1, 1, 1, 0]]
 

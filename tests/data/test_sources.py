@@ -116,7 +116,9 @@ def test_python_library_documents_are_functions_and_classes():
     names = [source.name(i) for i in range(len(source.lengths))]
     assert len(set(names)) == len(names)
     assert not any(name.startswith(("test/", "site-packages/")) for name in names)
-    dataclass = names.index(next(name for name in names if name.startswith("dataclasses.py") and name.endswith(" field")))
+    dataclass = names.index(
+        next(name for name in names if name.startswith("dataclasses.py") and name.endswith(" field"))
+    )
     assert bytes(source.tokens(dataclass).astype(np.uint8)).startswith(b"def field(")
     # decorators belong to the document
     assert any(library.read(i).startswith(b"@") for i in range(len(names)))

@@ -14,9 +14,10 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from hotspa_plugin import cpu
+from hotspa_plugin.config import ModelConfig
 from hotspa_plugin.integrations.megatron.attention import VarlenAttention
 from hotspa_plugin.integrations.megatron.norm import Norm
-from hotspa_plugin.strategy import ParallelStrategy
+from hotspa_plugin.strategy import ModelShape, ParallelStrategy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class GPTSpec:
     ffn_hidden_size: int
     num_attention_heads: int
     num_query_groups: int
+    head_dim: int
     padded_vocab_size: int
     max_positions: int
     positions: str = "rope"  # or "learned"
@@ -39,6 +41,32 @@ class GPTSpec:
     dropout: float = 0.0
     init_std: float = 0.02
     rotary_base: int = 10000
+
+
+    @classmethod
+    def from_config(cls, model: ModelConfig, *, padded_vocab_size: int, max_positions: int) -> GPTSpec:
+        """The model of a configuration file, with the vocabulary padded for a pool."""
+        same = {field.name for field in dataclasses.fields(cls)} & set(type(model).model_fields)
+        values = {name: getattr(model, name) for name in same - {"max_positions"}}
+        return cls(**values, padded_vocab_size=padded_vocab_size, max_positions=model.max_positions or max_positions)
+
+    @property
+    def shape(self) -> ModelShape:
+        """The sizes that strategies are checked against."""
+        learned = self.positions == "learned"
+        return ModelShape(
+            num_layers=self.num_layers,
+            hidden_size=self.hidden_size,
+            ffn_hidden_size=self.ffn_hidden_size,
+            num_attention_heads=self.num_attention_heads,
+            num_query_groups=self.num_query_groups,
+            head_dim=self.head_dim,
+            vocab_size=self.padded_vocab_size,
+            gated=self.activation == "swiglu",
+            tied_embeddings=self.tied_embeddings,
+            learned_positions=learned,
+            max_positions=self.max_positions if learned else None,
+        )
 
 
 def transformer_config(spec: GPTSpec, strategy: ParallelStrategy, dtype: torch.dtype) -> TransformerConfig:
@@ -56,6 +84,7 @@ def transformer_config(spec: GPTSpec, strategy: ParallelStrategy, dtype: torch.d
         ffn_hidden_size=spec.ffn_hidden_size,
         num_attention_heads=spec.num_attention_heads,
         num_query_groups=spec.num_query_groups,
+        kv_channels=spec.head_dim,
         normalization={"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[spec.norm],
         gated_linear_unit=gated,
         activation_func=torch.nn.functional.silu if gated else torch.nn.functional.gelu,

@@ -97,7 +97,7 @@ def _groups_from(registry: ProcessGroupRegistry) -> Iterator[None]:
 
     def create_group(ranks=None, timeout=None, backend=None, pg_options=None,
                      use_local_synchronization=False, group_desc=None):  # fmt: skip
-        return registry.get(tuple(ranks), backend=backend, timeout=timeout)
+        return registry.get(sorted(ranks), backend=backend, timeout=timeout)
 
     parallel_state.create_group = create_group
     try:

@@ -1,0 +1,351 @@
+"""Running a reshard plan on one rank: pack, exchange, unpack or add."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from hotspa_plugin.resharding.plan import DESTINATION, SOURCE, ReshardPlan
+from hotspa_plugin.resharding.rounds import MessageRows, Places, Round, item_sizes, rounds_of_rank
+from hotspa_plugin.resharding.transports.protocol import Message, Transport
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReshardStats:
+    """What one run moved on this rank."""
+
+    local_bytes: int  # copied or added within the rank
+    sent_bytes: int
+    received_bytes: int
+    num_rounds: int
+    predicted_peak_extra_bytes: int  # largest staging of a round, from the plan
+    peak_extra_bytes: int  # staging memory held
+
+
+class StagingBuffer:
+    """Memory that messages are packed into; it grows to what a round needs, and is reused from run to run.
+
+    Several executors may share one, as long as only one of them runs at a time: the storage is resized in
+    place, so that views of it stay valid.
+    """
+
+    def __init__(self) -> None:
+        self._line: torch.Tensor | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        return 0 if self._line is None else self._line.untyped_storage().nbytes()
+
+    def reserve(self, num_bytes: int, device: torch.device) -> torch.Tensor:
+        """A line of uint8 whose storage has at least ``num_bytes`` bytes; the same tensor every time."""
+        if self._line is None:
+            self._line = torch.empty(0, dtype=torch.uint8, device=device)
+        assert self._line.device == device, "a staging buffer serves one device"
+        if self.held_bytes < num_bytes:
+            self.release()  # the old content is of no use: do not hold both
+            self._line.untyped_storage().resize_(num_bytes)
+        return self._line
+
+    def release(self) -> None:
+        """Gives the memory back until the next run."""
+        if self._line is not None:
+            self._line.untyped_storage().resize_(0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Steps:
+    """One round with its rows resolved to views of the rank's tensors."""
+
+    pack: list[tuple[torch.Tensor, torch.Tensor]]  # (staging, source)
+    sends: list[Message]
+    receives: list[Message]
+    writes: list[tuple[torch.Tensor, torch.Tensor]]  # (destination, staging or source), in order
+    early_writes: list[tuple[torch.Tensor, torch.Tensor]]  # local copies that need not wait for the exchange
+
+
+class ReshardHandle:
+    """A run under way. ``wait`` finishes it; ``advance`` takes it one step further."""
+
+    def __init__(self, steps: Iterator[None], stats: ReshardStats) -> None:
+        self._steps = steps
+        self._stats = stats
+        self._done = False
+        self.advance()
+
+    def advance(self) -> bool:
+        """Finishes the exchange that is under way and starts the next one; False when all is done."""
+        if not self._done and next(self._steps, True):
+            self._done = True
+        return not self._done
+
+    def wait(self) -> ReshardStats:
+        """Returns when everything has been received and written."""
+        while self.advance():
+            pass
+        return self._stats
+
+
+class ReshardExecutor:
+    """Runs one plan on one rank, as often as wanted.
+
+    ``source`` and ``destination`` map the names of local parameters in the plan's two layouts to tensors (a
+    parameter, or a gradient of the same shape). The tensors are resolved to views at the first run and held:
+    their storages may be resized to 0 and back between runs. Elements move in the tensors' own dtype.
+    Runs of contiguous elements are sent from and received into their place; the rest goes through ``staging``,
+    at most ``memory_budget_bytes`` of it, for which the plan is cut into rounds. Additions into one element
+    happen in order of their source rank, local ones included.
+
+    Raises ValueError for a missing tensor, for one that is too small or of another dtype than its counterpart,
+    and for a budget that is too small.
+    """
+
+    def __init__(
+        self,
+        plan: ReshardPlan,
+        rank: int,
+        transport: Transport,
+        source: Mapping[str, torch.Tensor],
+        destination: Mapping[str, torch.Tensor],
+        memory_budget_bytes: int | None = None,
+        *,
+        staging: StagingBuffer | None = None,
+    ) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._transport = transport
+        self._sides = (dict(source), dict(destination))
+        self._staging = staging or StagingBuffer()
+        self._dtypes = self._check_tensors(memory_budget_bytes)
+        tensors = [*source.values(), *destination.values()]
+        self._device = tensors[0].device if tensors else torch.device("cpu")
+        stage_all = self._overlaps()
+        self._rounds = rounds_of_rank(plan, rank, memory_budget_bytes=memory_budget_bytes, stage_all=stage_all)
+        self._stage_locals = stage_all
+        if stage_all and len(self._rounds) > plan.num_hops:
+            raise ValueError(
+                "source and destination share storage: such a switch must fit in one round, give it more memory"
+            )
+        self._needed = [self._layout_staging(r) for r in self._rounds]
+        self._predicted = max((needed[-1] for needed in self._needed), default=0)
+
+    # ---- checks
+
+    def _check_tensors(self, memory_budget_bytes: int | None) -> dict[int, torch.dtype]:
+        """The dtype in which each global tensor moves, from this rank's own tensors."""
+        plan, dtypes = self._plan, {}
+        index = {spec.name: i for i, spec in enumerate(plan.source.tensors)}
+        for layout, tensors, what in zip(
+            (plan.source, plan.destination), self._sides, ("source", "destination"), strict=True
+        ):
+            for shard in layout.shards(self._rank):
+                spec = layout.tensors[shard.tensor]
+                if plan.accumulate and not spec.trainable:
+                    continue
+                if shard.parameter not in tensors:
+                    raise ValueError(f"{what} tensor {shard.parameter} (of {spec.name}) is missing on rank {self._rank}")
+                tensor = tensors[shard.parameter]
+                reach = 1 + shard.storage_offset
+                reach += sum((n - 1) * s for n, s in zip(shard.region.shape, shard.strides, strict=True))
+                if not tensor.is_contiguous() or tensor.numel() < reach:
+                    raise ValueError(
+                        f"{what} tensor {shard.parameter} must be contiguous with at least {reach} elements, "
+                        f"it has {tensor.numel()}"
+                    )
+                dtype = dtypes.setdefault(index[spec.name], tensor.dtype)
+                if dtype != tensor.dtype:
+                    raise ValueError(
+                        f"tensor {spec.name} is {dtype} in one place and {tensor.dtype} as {what} "
+                        f"{shard.parameter}: both ends of a reshard need one dtype"
+                    )
+        if memory_budget_bytes is not None:
+            sizes = item_sizes(plan)
+            assumed = dict(zip(plan.cells.tensor.tolist(), sizes[plan.cells.group].tolist(), strict=True))
+            for tensor, dtype in dtypes.items():
+                if dtype.itemsize > assumed.get(tensor, dtype.itemsize):
+                    raise ValueError(
+                        f"tensor {plan.source.tensors[tensor].name} moves as {dtype}, wider than the memory budget "
+                        f"reckons with ({assumed[tensor]} bytes an element): use a narrower dtype or no budget"
+                    )
+        return dtypes
+
+    def _overlaps(self) -> bool:
+        storages = [{t.untyped_storage()._cdata for t in tensors.values()} for tensors in self._sides]
+        return bool(storages[SOURCE] & storages[DESTINATION])
+
+    # ---- staging
+
+    def _itemsize(self, round_: Round, message: MessageRows) -> int:
+        return self._dtypes[int(round_.moves.tensor[message.rows[0]])].itemsize
+
+    def _pack_key(self, round_: Round, message: MessageRows) -> tuple:
+        """Messages of equal key carry the same elements: they are packed once."""
+        moves, rows = round_.moves, list(message.rows)
+        return tuple(
+            (round_.source.side[r], round_.source.shard[r], *moves.low[r].tolist(), *moves.high[r].tolist())
+            for r in rows
+        )
+
+    def _layout_staging(self, round_: Round) -> tuple[dict[tuple, int], list[int], dict[int, int], int]:
+        """Byte offsets of staged sends (by what they carry), receives and local rows, and the total.
+
+        Wider elements come first, so that everything is aligned without gaps.
+        """
+        wanted: list[tuple[int, int, tuple]] = []
+        seen = set()
+        for message in round_.sends:
+            if message.staged and (key := self._pack_key(round_, message)) not in seen:
+                seen.add(key)
+                size = self._itemsize(round_, message)
+                wanted.append((size, size * message.num_elements, ("send", key)))
+        for index, message in enumerate(round_.receives):
+            if message.staged:
+                size = self._itemsize(round_, message)
+                wanted.append((size, size * message.num_elements, ("receive", index)))
+        if self._stage_locals:
+            for row in round_.local_rows.tolist():
+                size = self._dtypes[int(round_.moves.tensor[row])].itemsize
+                wanted.append((size, size * int(round_.moves.num_elements[row]), ("local", row)))
+        wanted.sort(key=lambda item: -item[0])
+        sends: dict[tuple, int] = {}
+        receives, local = [-1] * len(round_.receives), {}
+        total = 0
+        for _, num_bytes, (kind, key) in wanted:
+            if kind == "send":
+                sends[key] = total
+            elif kind == "receive":
+                receives[key] = total
+            else:
+                local[key] = total
+            total += num_bytes
+        return sends, receives, local, total
+
+    @property
+    def predicted_peak_extra_bytes(self) -> int:
+        """Staging memory that this rank needs, known before the first run."""
+        return self._predicted
+
+    # ---- views
+
+    @functools.cached_property
+    def _steps(self) -> list[_Steps]:
+        buffer = self._staging.reserve(self._predicted, self._device)
+        return [self._resolve(r, n, buffer) for r, n in zip(self._rounds, self._needed, strict=True)]
+
+    def _view(self, round_: Round, places: Places, row: int, *, flat: bool) -> torch.Tensor:
+        side = int(places.side[row])
+        layout = (self._plan.source, self._plan.destination)[side]
+        tensor = self._sides[side][layout.shards(self._rank)[places.shard[row]].parameter].detach()
+        offset = tensor.storage_offset() + int(places.offset[row])
+        if flat:
+            return tensor.as_strided((int(round_.moves.num_elements[row]),), (1,), offset)
+        shape = (round_.moves.high[row] - round_.moves.low[row]).tolist()
+        return tensor.as_strided(shape, places.strides[row].tolist(), offset)
+
+    def _resolve(self, round_: Round, needed: tuple, buffer: torch.Tensor) -> _Steps:
+        send_at, receive_at, local_at, _ = needed
+        moves = round_.moves
+        pack, sends, receives, late, early = [], [], [], [], []
+        filled: dict[tuple, torch.Tensor] = {}
+
+        def staged(offset: int, tensor: int, count: int) -> torch.Tensor:
+            dtype = self._dtypes[tensor]
+            return buffer.as_strided((count * dtype.itemsize,), (1,), offset).view(dtype)
+
+        def parts(line: torch.Tensor, rows: Sequence[int], places: Places) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+            start = 0
+            for row in rows:
+                count = int(moves.num_elements[row])
+                view = self._view(round_, places, row, flat=bool(places.contiguous[row]))
+                yield row, view, line[start : start + count].view(view.shape)
+                start += count
+
+        for message in round_.sends:
+            if not message.staged:
+                sends.append(Message(message.peer, self._view(round_, round_.source, message.rows[0], flat=True)))
+                continue
+            key = self._pack_key(round_, message)
+            if key not in filled:
+                line = staged(send_at[key], int(moves.tensor[message.rows[0]]), message.num_elements)
+                filled[key] = line
+                pack += [(part, view) for _, view, part in parts(line, message.rows, round_.source)]
+            sends.append(Message(message.peer, filled[key]))
+        for index, message in enumerate(round_.receives):
+            if not message.staged:
+                receives.append(Message(message.peer, self._view(round_, round_.destination, message.rows[0], flat=True)))
+                continue
+            line = staged(receive_at[index], int(moves.tensor[message.rows[0]]), message.num_elements)
+            receives.append(Message(message.peer, line))
+            late += [(message.peer, row, view, part) for row, view, part in parts(line, message.rows, round_.destination)]
+        for row in round_.local_rows.tolist():
+            flat = bool(round_.source.contiguous[row] and round_.destination.contiguous[row])
+            target = self._view(round_, round_.destination, row, flat=flat)
+            origin = self._view(round_, round_.source, row, flat=flat)
+            if self._stage_locals:
+                line = staged(local_at[row], int(moves.tensor[row]), int(moves.num_elements[row])).view(origin.shape)
+                pack.append((line, origin))
+                origin = line
+            if self._plan.accumulate or self._stage_locals:
+                late.append((self._rank, row, target, origin))
+            else:
+                early.append((target, origin))
+        late.sort(key=lambda item: (item[0], item[1]))
+        return _Steps(
+            pack=pack,
+            sends=sends,
+            receives=receives,
+            writes=[(target, origin) for _, _, target, origin in late],
+            early_writes=early,
+        )
+
+    # ---- running
+
+    def start(self) -> ReshardHandle:
+        """Starts a run and returns while its first exchange is under way."""
+        self._staging.reserve(self._predicted, self._device)
+        stats = dataclasses.replace(self._moved, peak_extra_bytes=self._staging.held_bytes)
+        return ReshardHandle(self._run_steps(), stats)
+
+    def run(self) -> ReshardStats:
+        """Runs the plan once."""
+        return self.start().wait()
+
+    def _run_steps(self) -> Iterator[None]:
+        for steps in self._steps:
+            with torch.no_grad():
+                for target, origin in steps.pack:
+                    target.copy_(origin)
+                work = self._transport.exchange(steps.sends, steps.receives)
+                for target, origin in steps.early_writes:
+                    target.copy_(origin)
+            yield None
+            with torch.no_grad():
+                work.wait()
+                for target, origin in steps.writes:
+                    if self._plan.accumulate:
+                        target.add_(origin)
+                    else:
+                        target.copy_(origin)
+
+    @functools.cached_property
+    def _moved(self) -> ReshardStats:
+        local = sent = received = 0
+        for round_ in self._rounds:
+            moves = round_.moves
+            sizes = np.array([self._dtypes[t].itemsize for t in moves.tensor.tolist()], dtype=np.int64)
+            num_bytes = moves.num_elements * sizes
+            is_sent, is_received = moves.source_rank == self._rank, moves.destination_rank == self._rank
+            local += int(num_bytes[is_sent & is_received].sum())
+            sent += int(num_bytes[is_sent & ~is_received].sum())
+            received += int(num_bytes[is_received & ~is_sent].sum())
+        return ReshardStats(
+            local_bytes=local,
+            sent_bytes=sent,
+            received_bytes=received,
+            num_rounds=len(self._rounds),
+            predicted_peak_extra_bytes=self._predicted,
+            peak_extra_bytes=0,
+        )

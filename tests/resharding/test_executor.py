@@ -1,0 +1,174 @@
+"""The executor over the loopback transport: bit-exact parameters, exact gradients, bounded memory."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotspa_plugin.resharding import build_flush_plan, build_switch_plan
+from hotspa_plugin.resharding.executor import ReshardExecutor
+from hotspa_plugin.resharding.transports import LoopbackWorld
+from tests.resharding.test_plans import POLICIES, pairs
+from tests.resharding.worlds import (
+    LLAMA,
+    assert_filled,
+    box,
+    fill,
+    layout,
+    local_tensors,
+    random_globals,
+    run_loopback,
+    tp_copies_agree,
+    view,
+)
+
+
+def switch(plan, dtype=torch.float32, budget=None, times=1):
+    values = random_globals(plan.source, 1, dtype)
+    sources = [local_tensors(plan.source, rank, dtype, float("nan")) for rank in range(plan.num_ranks)]
+    destinations = [local_tensors(plan.destination, rank, dtype, float("nan")) for rank in range(plan.num_ranks)]
+    for rank, tensors in enumerate(sources):
+        fill(plan.source, rank, tensors, values)
+    stats = run_loopback(plan, sources, destinations, budget, times)
+    for rank, tensors in enumerate(destinations):
+        assert_filled(plan.destination, rank, tensors, values)
+    return stats
+
+
+def flush(plan, budget=None):
+    """Flushes small integers (exact in any order) and returns home's gradients."""
+    generator = torch.Generator().manual_seed(2)
+    total = {spec.name: torch.zeros(spec.shape) for spec in plan.source.tensors}
+    sources = [local_tensors(plan.source, rank, torch.float32, 0) for rank in range(plan.num_ranks)]
+    homes = [local_tensors(plan.destination, rank, torch.float32, 0) for rank in range(plan.num_ranks)]
+    shared = {}
+    for rank, tensors in enumerate(sources):
+        for shard in plan.source.shards(rank):
+            key = (shard.tensor, shard.region, int(plan.source.dp_rank[rank]), shard.stage_copy)
+            values = torch.randint(-50, 50, shard.region.shape, generator=generator).float()
+            counted = True
+            if shard.gradient_class.value == "identical":
+                counted = key not in shared
+                values = shared.setdefault(key, values)
+            if counted:
+                total[plan.source.tensors[shard.tensor].name][box(shard)] += values
+            view(tensors, shard).copy_(values)
+    stats = run_loopback(plan, sources, homes, budget)
+    assert tp_copies_agree(plan.destination, homes)
+    got = {spec.name: torch.zeros(spec.shape) for spec in plan.source.tensors}
+    seen = set()
+    for rank, tensors in enumerate(homes):
+        for shard in plan.destination.shards(rank):
+            key = (shard.tensor, shard.region, int(plan.destination.dp_rank[rank]), shard.stage_copy)
+            if shard.gradient_class.value != "identical" or key not in seen:
+                got[plan.destination.tensors[shard.tensor].name][box(shard)] += view(tensors, shard)
+            seen.add(key)
+    for name, values in total.items():
+        assert torch.equal(values, got[name]), name
+    return stats
+
+
+@settings(max_examples=25, deadline=None)
+@given(pairs(sizes=(2, 4, 6, 8, 12)), st.sampled_from(POLICIES), st.sampled_from([None, 400, 3000, 10**6]))
+def test_switch_and_flush_are_exact_under_any_budget(pair, policy, budget):
+    home, strategy, nodes = pair
+    plan = build_switch_plan(home, strategy, policy=policy, node_of_rank=nodes)
+    for stats in (switch(plan, budget=budget), flush(build_flush_plan(strategy, home, plan), budget)):
+        for one in stats:
+            assert one.peak_extra_bytes <= one.predicted_peak_extra_bytes
+            assert budget is None or one.peak_extra_bytes <= budget
+            assert one.num_rounds == stats[0].num_rounds
+
+
+def test_stats_add_up_and_runs_repeat():
+    plan = build_switch_plan(layout(LLAMA, 8, 2, 2), layout(LLAMA, 8, 4, 1))
+    stats = switch(plan, dtype=torch.bfloat16, times=3)
+    remote = sum(int(m.num_elements[m.source_rank != m.destination_rank].sum()) for m in plan.hops)
+    local = sum(int(m.num_elements[m.source_rank == m.destination_rank].sum()) for m in plan.hops)
+    assert sum(s.sent_bytes for s in stats) == sum(s.received_bytes for s in stats) == 2 * remote > 0
+    assert sum(s.local_bytes for s in stats) == 2 * local > 0
+    assert len(switch(plan, budget=600)) == 8 and switch(plan, budget=600)[0].num_rounds > 1
+
+
+def test_storages_may_be_released_between_runs():
+    plan = build_switch_plan(layout(LLAMA, 4, 2, 2), layout(LLAMA, 4, 1, 2))
+    values = random_globals(plan.source, 1, torch.float32)
+    sources = [local_tensors(plan.source, rank, torch.float32, 0) for rank in range(4)]
+    destinations = [local_tensors(plan.destination, rank, torch.float32, 0) for rank in range(4)]
+    world = LoopbackWorld(4)
+    executors = [ReshardExecutor(plan, r, world.transport(r), sources[r], destinations[r]) for r in range(4)]
+    sizes = [{name: t.untyped_storage().nbytes() for name, t in ts.items()} for ts in destinations]
+    for turn in range(3):
+        for rank, tensors in enumerate(sources):
+            fill(plan.source, rank, tensors, {name: value + turn for name, value in values.items()})
+            for name, tensor in destinations[rank].items():
+                tensor.untyped_storage().resize_(sizes[rank][name])
+                tensor.fill_(float("nan"))
+        world.run(executors)
+        for rank, tensors in enumerate(destinations):
+            assert_filled(plan.destination, rank, tensors, {name: value + turn for name, value in values.items()})
+            for tensor in tensors.values():
+                tensor.untyped_storage().resize_(0)
+
+
+def test_additions_happen_in_order_of_source_rank():
+    """fp32 sums of values of mixed size depend on their order; every home copy must show the one wanted."""
+    home, strategy = layout(LLAMA, 8, 4, 1, False), layout(LLAMA, 8, 1, 1)
+    plan = build_flush_plan(strategy, home, build_switch_plan(home, strategy))
+    values = [torch.tensor(10.0 ** (3 * ((5 * r) % 8) - 10), dtype=torch.float32) * 1.2345678 for r in range(8)]
+    sources = [local_tensors(strategy, rank, torch.float32, float(values[rank])) for rank in range(8)]
+    homes = [local_tensors(home, rank, torch.float32, 0) for rank in range(8)]
+    run_loopback(plan, sources, homes)
+    assert tp_copies_agree(home, homes)
+    moves = plan.hops[0]
+    for rank in range(8):
+        for index, shard in enumerate(home.shards(rank)):
+            mine = (moves.destination_rank == rank) & (moves.destination_shard == index)
+            for low in np.unique(moves.low[mine], axis=0):
+                rows = mine & np.all(moves.low == low, axis=1)
+                wanted = torch.tensor(0.0)
+                for source in sorted(moves.source_rank[rows].tolist()):
+                    wanted = wanted + values[source]
+                ndim = len(shard.region.low)
+                at = tuple(int(low[d] - shard.region.low[d]) for d in range(ndim))
+                assert view(homes[rank], shard)[at] == wanted
+
+
+def test_shared_storage_is_read_before_it_is_overwritten():
+    """Both layouts in one slab per rank: everything that leaves is staged first."""
+    first, second = layout(LLAMA, 8, 2, 2), layout(LLAMA, 8, 4, 1)
+    plan = build_switch_plan(first, second)
+    values = random_globals(first, 1, torch.float32)
+    sources, destinations = [], []
+    for rank in range(8):
+        both = local_tensors(first, rank, torch.float32, 0), local_tensors(second, rank, torch.float32, 0)
+        slab = torch.zeros(max(sum(t.numel() for t in ts.values()) for ts in both))
+        for ts, found in zip(both, (sources, destinations), strict=True):
+            start, views = 0, {}
+            for name, tensor in ts.items():
+                views[name] = slab[start : start + tensor.numel()]
+                start += tensor.numel()
+            found.append(views)
+        fill(first, rank, sources[rank], values)
+    run_loopback(plan, sources, destinations)
+    for rank in range(8):
+        assert_filled(second, rank, destinations[rank], values)
+    with pytest.raises(ValueError, match="share storage"):
+        run_loopback(plan, sources, destinations, 500)
+
+
+def test_errors_name_the_tensor():
+    plan = build_switch_plan(layout(LLAMA, 4, 2, 2), layout(LLAMA, 4, 1, 2))
+    source = local_tensors(plan.source, 0, torch.float32, 0)
+    destination = local_tensors(plan.destination, 0, torch.float32, 0)
+    transport = LoopbackWorld(4).transport(0)
+    name = "embedding.word_embeddings.weight"
+    with pytest.raises(ValueError, match=f"source tensor {name}.*is missing on rank 0"):
+        ReshardExecutor(plan, 0, transport, {k: v for k, v in source.items() if k != name}, destination)
+    with pytest.raises(ValueError, match=f"tensor {name} is torch.float32 in one place and torch.bfloat16"):
+        ReshardExecutor(plan, 0, transport, source, {**destination, name: destination[name].bfloat16()})
+    with pytest.raises(ValueError, match=f"{name} must be contiguous with at least"):
+        ReshardExecutor(plan, 0, transport, {**source, name: source[name][:-1]}, destination)
+    with pytest.raises(ValueError, match="budget of 10 bytes cannot hold one row of tensor .*give at least"):
+        ReshardExecutor(plan, 0, transport, source, destination, 10)
