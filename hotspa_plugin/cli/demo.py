@@ -1,9 +1,6 @@
 """``hotspa demo``.
 
-Calls ``RUN_DEMO`` in this process, which starts the ranks itself:
-``run_demo(*, num_ranks: int, num_steps: int, pool: StrategyPool, out: Path, seed: int, device: str,
-timeout_s: float) -> None``. The pool is checked against the ranks and the model ``tiny-llama``, its dp resolved;
-``out`` holds no run and may not exist yet.
+Calls ``run_demo(config, *, num_ranks, include_all_static, command)`` in this process, which starts the ranks itself.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import click
 from hotspa_plugin.cli import options
 
 DEFAULT_OUT = Path("runs/demo")
-VOCAB_SIZE = 257  # bytes, and one that ends a document
+VOCAB_SIZE = 256  # bytes
 
 
 @click.command()
@@ -40,6 +37,7 @@ VOCAB_SIZE = 257  # bytes, and one that ends a document
     type=click.Path(path_type=Path),
     help=f"Folder for the records.  [default: {DEFAULT_OUT}, or the next free {DEFAULT_OUT}-2, ...]",
 )
+@click.option("--all-static", is_flag=True, help="Compare with static strategies over their bound as well.")
 @options.seed_option
 @options.device_option
 @options.timeout_option
@@ -48,6 +46,7 @@ def demo(
     num_steps: int,
     pool_spec: str | None,
     out: Path | None,
+    all_static: bool,
     seed: int,
     device: str,
     timeout_s: float,
@@ -58,22 +57,25 @@ def demo(
     the same batches under each static strategy that can hold the longest sequence, and prints tokens per
     second side by side and whether the losses agree. Whatever comes out is printed, also when static wins.
     """
-    from hotspa_plugin.config import DEFAULT_POOL, ModelConfig
+    from hotspa_plugin.config import DEFAULT_POOL, TrainingConfig
     from hotspa_plugin.runtime.recorder import check_run_directory
 
     options.refuse_torchrun("demo")
     pool = options.parse_pool(pool_spec or DEFAULT_POOL)
-    model = ModelConfig.model_validate({"preset": "tiny-llama"})
-    pool = model.check_pool(pool, num_ranks=num_ranks, vocab_size=VOCAB_SIZE)
     folder = check_run_directory(out) if out is not None else options.free_folder(DEFAULT_OUT)
+    config = TrainingConfig.model_validate(
+        {
+            "pool": str(pool),
+            "run": {
+                "steps": num_steps,
+                "out": str(folder),
+                "seed": seed,
+                "device": device,
+                "timeout_s": timeout_s,
+            },
+        }
+    )
+    config.model.check_pool(pool, num_ranks=num_ranks, vocab_size=VOCAB_SIZE)
     run_demo = options.entry_function(options.RUN_DEMO)
     options.warn_of_memory(num_ranks)
-    run_demo(
-        num_ranks=num_ranks,
-        num_steps=num_steps,
-        pool=pool,
-        out=folder,
-        seed=seed,
-        device=device,
-        timeout_s=timeout_s,
-    )
+    run_demo(config, num_ranks=num_ranks, include_all_static=all_static, command=options.command_line())

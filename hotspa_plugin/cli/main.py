@@ -77,27 +77,20 @@ def run(args: Sequence[str] | None = None) -> int:
         # Whoever read the output has seen enough; the interpreter must not complain about it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
-    except (RuntimeError, ValueError, ModuleNotFoundError) as error:
-        return _explain(error)
+    except Exception as error:
+        from hotspa_plugin.runtime.rank_failure import explain
+
+        explained = explain(error)
+        if explained is None:
+            raise  # a bug: its traceback is wanted
+        code, message = explained
+        print(message, file=sys.stderr)
+        return code
     return result if isinstance(result, int) else 0
 
 
-def _explain(error: RuntimeError | ValueError | ModuleNotFoundError) -> int:
-    from hotspa_plugin.runtime.rank_failure import RankFailure, is_user_error
-
-    if isinstance(error, RankFailure):
-        if error.exit_code == EXIT_USER_ERROR:
-            return _complain(str(error))
-        print(str(error), file=sys.stderr)
-        return error.exit_code
-    if is_user_error(error):
-        return _complain(str(error))
-    raise error  # a bug: its traceback is wanted
-
-
 def _complain(message: str) -> int:
-    for line in message.splitlines():
-        print(f"error: {line}", file=sys.stderr)
+    print(f"error: {message}", file=sys.stderr)
     return EXIT_USER_ERROR
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +16,11 @@ import click
 if TYPE_CHECKING:
     from hotspa_plugin.strategy import StrategyPool
 
-# Functions that the commands call, as "module:function"; their contracts stand in the commands' modules.
+# Functions behind the commands, as "module:function".
 RUN_DEMO = "hotspa_plugin.integrations.megatron.demo:run_demo"
-TRAIN = "hotspa_plugin.integrations.megatron.training:train"
-VERIFY = "hotspa_plugin.integrations.megatron.verify:verify"
+PLAN_TRAINING = "hotspa_plugin.integrations.megatron.training:plan_training"
+TRAIN_RANK = "hotspa_plugin.integrations.megatron.training:train_rank"
+VERIFY_CASE = "hotspa_plugin.integrations.megatron.verify:verify_case"
 WRITE_REPORT = "hotspa_plugin.report:write_report"
 
 RANK_MEMORY_BYTES = 500_000_000  # what torch and Megatron take in a rank before any model
@@ -120,6 +123,11 @@ def require_packages() -> None:
             found = False
         if not found:
             raise ValueError(f"{package} is not installed: pip install 'hotspa-plugin[megatron]', then hotspa doctor")
+
+
+def command_line() -> str:
+    """The command as it was typed, for a run's records."""
+    return shlex.join(["hotspa", *sys.argv[1:]])
 
 
 def refuse_torchrun(command: str) -> None:

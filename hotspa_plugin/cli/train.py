@@ -1,8 +1,7 @@
 """``hotspa train``.
 
-Calls ``TRAIN`` in this process: ``train(*, config: TrainingConfig, num_ranks: int | None) -> None``. It starts
-``num_ranks`` ranks through ``runtime.launch.launch``, which under torchrun (``num_ranks`` may then be None) runs in
-this rank. The pool in ``config`` has been checked against the ranks; the vocabulary only against bytes.
+Launches ``train_rank(rank, world_size, config, command)`` on every rank, or calls it in this one under torchrun. What
+can be checked cheaply is checked before any rank is started.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def train(
     torchrun --nproc-per-node 8 -m hotspa_plugin train config.yaml
     """
     from hotspa_plugin.config import default_config_text, read_config
-    from hotspa_plugin.runtime.launch import in_torchrun
+    from hotspa_plugin.runtime.launch import in_torchrun, launch
     from hotspa_plugin.runtime.recorder import check_run_directory
 
     if print_config:
@@ -73,11 +72,21 @@ def train(
     if check:
         _print_checked(config)
         return
-    # Of several ranks started outside only the first looks: by the time others do, it may have begun to write.
-    if int(os.environ.get("RANK", "0")) == 0 or not in_torchrun():
+    command = options.command_line()
+    # Ranks that were started outside check for themselves; one may have begun to write when another gets here.
+    if not in_torchrun():
         check_run_directory(config.run.out, resume=config.run.resume)
-        options.warn_of_memory(num_ranks or 1)
-    options.entry_function(options.TRAIN)(config=config, num_ranks=num_ranks)
+        options.warn_of_memory(world_size)
+        # Lengths in bytes are cheap to get, and starting ranks is not: mistakes in the data come out first.
+        if config.data.tokenizer == "bytes":
+            options.entry_function(options.PLAN_TRAINING)(config, num_ranks=world_size, command=command)
+    launch(
+        options.entry_function(options.TRAIN_RANK),
+        num_ranks,
+        (config, command),
+        timeout_s=config.run.timeout_s,
+        device=config.run.device,
+    )
 
 
 def _world_size(num_ranks: int | None, under_torchrun: bool, optional: bool) -> int | None:

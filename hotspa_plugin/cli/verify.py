@@ -1,17 +1,15 @@
 """``hotspa verify``.
 
-Calls ``VERIFY`` in this process, which starts the ranks and the one-process reference itself:
-``verify(*, pool: StrategyPool, num_ranks: int, model: ModelConfig, dtype: str, packing: str,
-distributed_optimizer: bool, lengths: tuple[int, ...], num_steps: int, seed: int, device: str,
-timeout_s: float) -> dict``. The pool is checked and its dp resolved; all lengths are within its last bound. The
-result holds the keys that ``verify_result`` names.
+Starts the ranks and a one-process reference, and calls ``verify_case(workers, case)`` in this process; that decides
+what is beyond bounds.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from hotspa_plugin.strategy import StrategyPool
 
 DEFAULT_VOCAB_SIZE = 256
+DEFAULT_PRESET = "tiny-llama"
 
 
 @click.command()
@@ -33,7 +32,7 @@ DEFAULT_VOCAB_SIZE = 256
 @click.option(
     "--model",
     "model_name",
-    default="tiny-llama",
+    default=DEFAULT_PRESET,
     show_default=True,
     metavar="NAME",
     help="tiny-llama, tiny-gpt, or a configuration file with a model section.",
@@ -105,45 +104,44 @@ def verify(
     lengths = _choose_lengths(lengths, lengths_file, pool)
     if json_path is not None:
         verify_result.check_json_path(json_path, force=force)
-    run_verify = options.entry_function(options.VERIFY)
+    verify_case = options.entry_function(options.VERIFY_CASE)
     options.warn_of_memory(num_ranks + 1)
+    from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase
+    from hotspa_plugin.runtime.worker_pool import WorkerPool
 
+    case = VerifyCase(
+        pool=str(pool),
+        home=str(pool.home),
+        model=model.preset or DEFAULT_PRESET,
+        model_changes=_changes(model),
+        dtype=dtype,
+        packing=packing,
+        distributed_optimizer=distributed_optimizer,
+        lengths=(lengths,) * num_steps,
+        vocab_size=model.vocab_size or DEFAULT_VOCAB_SIZE,
+        make_vocab_size_divisible_by=model.make_vocab_size_divisible_by,
+        seed=seed,
+    )
     click.echo(
         f"{model.name}, {dtype}, {packing}, {num_ranks} ranks, pool {pool}, home {pool.home}; "
         f"{num_steps} {'step' if num_steps == 1 else 'steps'} of {len(lengths)} sequences with {sum(lengths)} tokens"
     )
     started_s = time.monotonic()
-    result = run_verify(
-        pool=pool,
-        num_ranks=num_ranks,
-        model=model,
-        dtype=dtype,
-        packing=packing,
-        distributed_optimizer=distributed_optimizer,
-        lengths=lengths,
-        num_steps=num_steps,
-        seed=seed,
-        device=device,
-        timeout_s=timeout_s,
-    )
-    checks = verify_result.judge(result, dtype)
-    settings = {
-        "pool": str(pool),
-        "home": str(pool.home),
-        "num_ranks": num_ranks,
-        "model": model.model_dump(mode="json"),
-        "dtype": dtype,
-        "packing": packing,
-        "distributed_optimizer": distributed_optimizer,
-        "sequence_parallel": not no_sequence_parallel,
-        "lengths": list(lengths),
-        "num_steps": num_steps,
-        "seed": seed,
-    }
+    with WorkerPool(
+        num_ranks, extra_reference=True, device=device, collective_timeout_s=timeout_s, call_timeout_s=None
+    ) as workers:
+        result = verify_case(workers, case)
     if json_path is not None:
-        verify_result.write_json(json_path, result, checks, settings)
-    verify_result.print_checks(checks, result, seconds=time.monotonic() - started_s)
-    return 0 if all(check.passed for check in checks) else 1
+        settings = {"num_ranks": num_ranks, "model_name": model.name, **dataclasses.asdict(case)}
+        verify_result.write_json(json_path, result, settings)
+    verify_result.print_result(result, dtype, seconds=time.monotonic() - started_s)
+    return 0 if result["exact"] else 1
+
+
+def _changes(model: ModelConfig) -> dict[str, Any]:
+    """All of ``model`` but what a verify case says elsewhere, so that the preset it names decides nothing."""
+    elsewhere = {"preset", "vocab_size", "make_vocab_size_divisible_by"}
+    return model.model_dump(exclude_none=True, exclude=elsewhere)
 
 
 def _read_model(name: str, dropout: float | None) -> ModelConfig:

@@ -32,7 +32,8 @@ def count_gpus() -> int:
 
 def rank_environment(num_ranks: int, device: str) -> dict[str, str]:
     """Environment variables of local ranks, those left out that the user has set already."""
-    num_threads = max(1, (os.cpu_count() or 1) // max(1, num_ranks))
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_threads = max(1, num_cores // num_ranks)
     wanted = {
         "OMP_NUM_THREADS": str(num_threads),
         "PYTHONUNBUFFERED": "1",
