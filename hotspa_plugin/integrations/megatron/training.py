@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-import warnings
 from pathlib import Path
 
 import torch
@@ -13,6 +11,7 @@ import torch.distributed as dist
 from hotspa_plugin import cpu
 from hotspa_plugin.config import TrainingConfig, open_data
 from hotspa_plugin.data import GlobalBatchSampler, LimitedSource
+from hotspa_plugin.integrations.megatron.process import prepare_process
 from hotspa_plugin.runtime.agreement import check_agreement
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder, check_run_directory
 from hotspa_plugin.runtime.run_record import (
@@ -128,15 +127,6 @@ def run_info(plan: TrainingPlan, world_size: int) -> RunInfo:
         versions=installed_versions(),
         seed=config.run.seed,
     )
-
-
-def prepare_process() -> None:
-    """Redirects CUDA calls where there is no CUDA, and keeps Megatron's advice to its developers off the screen."""
-    if not torch.cuda.is_available():
-        cpu.enable()
-    warnings.filterwarnings("ignore", module=r"megatron\.")
-    for name in ("megatron.core.models.gpt.gpt_model", "megatron.core.distributed.distributed_data_parallel"):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def train_rank(
