@@ -1,0 +1,33 @@
+# Every target does its own set-up, in virtual environments inside this folder (see .ci/environment.py).
+# make test ARGS="-k switch"   passes arguments on;   make demo PYTHON=/path/to/python3.12   picks an interpreter.
+
+BOOTSTRAP := $(or $(shell command -v python3),$(shell command -v python),python3)
+ENVIRONMENT := @$(BOOTSTRAP) .ci/environment.py
+MAKEFLAGS += --no-print-directory
+
+.PHONY: help setup demo test test-slow test-all clean
+
+help:
+	@echo "make demo       train a tiny model under several strategies and compare with static ones"
+	@echo "make test       run the core tests under each supported Python that is installed"
+	@echo "make test-all   run these, then the slow tests"
+	@echo "make setup      only set up the environment"
+	@echo "make clean      remove environments and caches (run folders stay)"
+
+setup:
+	$(ENVIRONMENT) setup
+
+demo:
+	$(ENVIRONMENT) run hotspa demo $(ARGS)
+
+test:
+	$(ENVIRONMENT) test $(ARGS)
+
+test-slow:
+	$(ENVIRONMENT) test-slow $(ARGS)
+
+test-all: test test-slow
+
+clean:
+	rm -rf .venv-* build dist *.egg-info .pytest_cache .hypothesis
+	find hotspa_plugin tests .ci -name __pycache__ -type d -prune -exec rm -rf {} +

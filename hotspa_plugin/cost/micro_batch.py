@@ -1,0 +1,73 @@
+"""Time of one micro-batch on one pipeline stage: quadratic per sequence, linear in tokens, constant per micro-batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MicroBatchCost:
+    """Coefficients of ``t = sum(a * s^2 + b * s) + c`` over the sequences s of a micro-batch, in seconds.
+
+    The form is that of Hydraulis (arXiv 2412.07894): attention is quadratic in each sequence (not in the pack), all
+    other work is linear in tokens, and a micro-batch has a fixed overhead. Forward and backward together.
+
+    Balancing depends on the ratios only. Those of the defaults are near what was published for LLaMA 7B on A800 (one
+    stage of tp1 pp2: a/b = 1.5e-5 per token, c/b = 160 tokens); use measured coefficients where there are any.
+    """
+
+    a_s_per_token2: float = 1.5e-10
+    b_s_per_token: float = 1e-5
+    c_s: float = 1.6e-3
+
+    def __post_init__(self) -> None:
+        if min(self.a_s_per_token2, self.b_s_per_token, self.c_s) < 0:
+            raise ValueError(f"{self}: coefficients of a cost must not be negative: measure or fit them again")
+
+    @classmethod
+    def from_model(
+        cls,
+        *,
+        num_layers: int,
+        hidden_size: int,
+        num_parameters: int,
+        flops_per_s: float,
+        overhead_s: float = 0.0,
+    ) -> MicroBatchCost:
+        """Coefficients by operation counts, where nothing was measured.
+
+        A token costs 6 operations per parameter, forward and backward (Kaplan et al., arXiv 2001.08361, section 2.1).
+        Causal attention adds 6 * num_layers * hidden_size * s^2 a sequence: scores and values are 2 * 2 * s^2 *
+        hidden_size operations a layer forward, three times that with the backward, half of it masked.
+        """
+        return cls(
+            a_s_per_token2=6.0 * num_layers * hidden_size / flops_per_s,
+            b_s_per_token=6.0 * num_parameters / flops_per_s,
+            c_s=overhead_s,
+        )
+
+    def sequences_s(self, lengths: np.ndarray | Sequence[int]) -> np.ndarray:
+        """``a * s^2 + b * s`` of each sequence, float64 of the shape of ``lengths`` (tokens)."""
+        lengths = np.asarray(lengths, dtype=np.float64)
+        return (self.a_s_per_token2 * lengths + self.b_s_per_token) * lengths
+
+    def packed_s(self, lengths: Sequence[int] | np.ndarray) -> float:
+        """Seconds of a packed micro-batch of sequences of these lengths."""
+        return float(self.sequences_s(lengths).sum()) + self.c_s
+
+    def padded_s(self, num_rows: int, row_tokens: int) -> float:
+        """Seconds of ``num_rows`` rows, each padded to ``row_tokens``."""
+        return num_rows * float(self.sequences_s([row_tokens])[0]) + self.c_s
+
+
+def pipeline_s(micro_batches_s: Sequence[float] | np.ndarray, num_stages: int) -> float:
+    """Seconds of a pipeline over micro-batches with these stage times: ``sum(t) + (num_stages - 1) * max(t)``.
+
+    Exact for 1F1B with equal micro-batches; the usual estimate otherwise (Hydraulis uses it too). 0 for none.
+    """
+    if len(micro_batches_s) == 0:
+        return 0.0
+    return float(sum(micro_batches_s)) + (num_stages - 1) * float(max(micro_batches_s))

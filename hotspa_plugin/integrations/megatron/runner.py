@@ -1,0 +1,106 @@
+"""Runs one strategy's micro-batches through Megatron's own schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+
+from hotspa_plugin.data.micro_batch import PackedMicroBatch
+from hotspa_plugin.integrations.megatron import random_state
+from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
+from hotspa_plugin.runtime.bucket_loop import MicroBatch
+
+LOSS_KEY = "lm loss"
+ForwardStep = Callable[[Iterator, torch.nn.Module], tuple[torch.Tensor, Callable]]
+
+
+class MegatronRunner:
+    """A ``BucketRunner`` over the modules of one strategy.
+
+    ``forward_step`` is Megatron's: it takes an iterator over what ``present`` makes of each micro-batch, and
+    the model. Its loss function must return (loss sum, target tokens, {name: [loss sum, target tokens]}).
+    """
+
+    def __init__(
+        self,
+        modules: StrategyModules,
+        *,
+        seed: int,
+        forward_step: ForwardStep | None = None,
+        present: Callable[[MicroBatch], Any] | None = None,
+    ) -> None:
+        self.modules = modules
+        self.label = modules.label
+        self.dp_rank = modules.coordinate.dp
+        self.forward_step = forward_step or gpt_forward_step
+        self._present = present or to_device
+        self._seed = seed
+
+    def run(
+        self, step: int, bucket: int, micro_batches: Sequence[MicroBatch], *, forward_only: bool = False
+    ) -> torch.Tensor:
+        place = self.modules.coordinate
+        count = 0
+
+        def seeded_forward_step(iterator: Iterator, model: torch.nn.Module, *rest: Any):
+            nonlocal count
+            random_state.seed_micro_batch(self._seed, step, bucket, count, place)
+            count += 1
+            return self.forward_step(iterator, model, *rest)
+
+        first = micro_batches[0].tokens
+        reports = self.modules.run(
+            seeded_forward_step,
+            map(self._present, micro_batches),
+            num_microbatches=len(micro_batches),
+            # Only a hint: stages tell each other the shape of every micro-batch.
+            seq_length=first.shape[1],
+            micro_batch_size=first.shape[0],
+            forward_only=forward_only,
+        )
+        total = torch.zeros(2, dtype=torch.float64)
+        if place.tp == 0:  # tensor-parallel peers report the same
+            for report in reports:
+                total += report[LOSS_KEY].to(device="cpu", dtype=torch.float64)
+        return total
+
+
+def gpt_forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Callable]:
+    """Megatron's ``forward_step`` for a ``GPTModel`` on our micro-batches, the same on every pipeline stage."""
+    batch = next(iterator)
+    packed = None
+    if isinstance(batch, PackedMicroBatch):
+        packed = PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=batch.cu_seqlens,
+            cu_seqlens_kv=batch.cu_seqlens,
+            max_seqlen_q=batch.max_seqlen,
+            max_seqlen_kv=batch.max_seqlen,
+        )
+    output = model(batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=packed)
+    return output, functools.partial(per_token_loss, batch.loss_mask)
+
+
+def per_token_loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    """Sum of the masked losses, number of target tokens, and both once more for the report."""
+    loss_mask = loss_mask.view(-1)
+    loss_sum = torch.sum(losses.float().view(-1) * loss_mask)
+    num_targets = loss_mask.sum()
+    report = torch.stack([loss_sum.detach(), num_targets])
+    return loss_sum, num_targets.to(torch.int), {LOSS_KEY: report}
+
+
+def to_device(batch: MicroBatch) -> MicroBatch:
+    """The micro-batch with its tensors on this rank's device."""
+    device = torch.cuda.current_device()
+    moved = {
+        field.name: value.to(device, non_blocking=True)
+        for field in dataclasses.fields(batch)
+        if isinstance(value := getattr(batch, field.name), torch.Tensor)
+    }
+    return dataclasses.replace(batch, **moved)

@@ -1,0 +1,128 @@
+"""Everything that hot switching needs on a rank, made once at start."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from megatron.core.transformer.module import MegatronModule
+
+from hotspa_plugin.integrations.megatron import parallel_state, random_state
+from hotspa_plugin.integrations.megatron.runner import MegatronRunner
+from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules, attach_gradient
+from hotspa_plugin.process_groups import plan_groups
+from hotspa_plugin.process_groups.registry import process_registry
+from hotspa_plugin.resharding.transports import TorchDistributedTransport
+from hotspa_plugin.runtime.agreement import check_agreement
+from hotspa_plugin.runtime.bucket_loop import BucketLoop, bucket_specs
+from hotspa_plugin.runtime.hot_switcher import HomeTensors, HotSwitcher, StrategyTensors
+from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
+from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
+from hotspa_plugin.topology import RankGrid
+
+ModelBuilder = Callable[[ParallelStrategy, bool], list[MegatronModule]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwitchOptions:
+    """How parameters and gradients move between strategies."""
+
+    policy: str = "balanced"
+    memory_budget_bytes: int | None = None
+    node_of_rank: np.ndarray | None = None
+
+
+class ParallelStates:
+    """The group sets of all strategies of a pool, made at start through one registry."""
+
+    def __init__(self, pool: StrategyPool, *, rank: int, world_size: int) -> None:
+        self.pool = pool
+        self.rank, self.world_size = rank, world_size
+        self.registry = process_registry()
+        self.registry.reopen()
+        self.grids = [RankGrid(strategy=strategy, world_size=world_size) for strategy in pool.strategies]
+        self.registry.create_all(plan_groups(self.grids))
+        self.states = [parallel_state.create(strategy, self.registry) for strategy in pool.strategies]
+        self.registry.warm_up()
+        self.registry.seal()
+        random_state.prepare()
+
+    @property
+    def home(self) -> parallel_state.ParallelState:
+        return self.states[self.pool.home_index]
+
+    def modules(self, index: int, chunks: Sequence[torch.nn.Module], bare: Sequence[MegatronModule]) -> StrategyModules:
+        """The modules of the pool's strategy ``index``, with its group set."""
+        return StrategyModules(
+            label=str(self.pool.strategies[index]),
+            state=self.states[index],
+            coordinate=self.grids[index].coordinate(self.rank),
+            chunks=chunks,
+            bare_chunks=bare,
+            config=bare[0].config,
+        )
+
+
+def build_bucket_loop(
+    states: ParallelStates,
+    home: StrategyModules,
+    build_model: ModelBuilder,
+    *,
+    seed: int,
+    packing: str,
+    switch: SwitchOptions = SwitchOptions(),
+    micro_batch_tokens: Mapping[str, int] | None = None,
+    recorder: RunRecorder | NullRecorder | None = None,
+    device: torch.device,
+) -> BucketLoop:
+    """Builds the other strategies' modules in the slab, plans all switches, and returns the loop over buckets.
+
+    ``home`` is wrapped for training: its parameters have ``main_grad``. ``build_model(strategy, initialize)``
+    builds a rank's model chunks while that strategy's groups are in place. Collective over the world.
+    """
+    pool = states.pool
+    check_agreement("the pool", pool.digest(), device=device)
+    everyone = [
+        home if index == pool.home_index else _build_bare(states, index, build_model)
+        for index in range(len(pool.strategies))
+    ]
+    layouts = [modules.read_layout() for modules in everyone]
+    switcher = HotSwitcher(
+        rank=states.rank,
+        home=HomeTensors(
+            layout=layouts[pool.home_index],
+            parameters={name: parameter.data for name, parameter in home.parameters.items()},
+            gradients={name: p.main_grad for name, p in home.parameters.items() if p.requires_grad},
+        ),
+        others={
+            modules.label: StrategyTensors(
+                layout=layout, parameters=modules.parameters, attach_gradient=attach_gradient
+            )
+            for modules, layout in zip(everyone, layouts, strict=True)
+            if modules is not home
+        },
+        transport=TorchDistributedTransport(),
+        node_of_rank=switch.node_of_rank,
+        policy=switch.policy,
+        memory_budget_bytes=switch.memory_budget_bytes,
+        device=device,
+    )
+    return BucketLoop(
+        buckets=bucket_specs(pool, micro_batch_tokens=micro_batch_tokens),
+        runners=[MegatronRunner(modules, seed=seed) for modules in everyone],
+        home_index=pool.home_index,
+        switcher=switcher,
+        packing=packing,
+        recorder=recorder,
+        device=device,
+    )
+
+
+def _build_bare(states: ParallelStates, index: int, build_model: ModelBuilder) -> StrategyModules:
+    with states.states[index].active():
+        chunks = build_model(states.pool.strategies[index], False)
+    for chunk in chunks:
+        chunk.train()
+    return states.modules(index, chunks, chunks)

@@ -1,0 +1,110 @@
+"""The machines below the ranks: nodes, network cards and, where known, link bandwidths."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import pathlib
+
+import numpy as np
+import pydantic
+import yaml
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Links:
+    """Bandwidths in bytes per second, one way: of a rank inside its node, of a network card across nodes."""
+
+    intra_node_bytes_per_s: float
+    inter_node_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"cluster: {field.name} is {value}, but must be a positive number of bytes per second")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """``num_ranks`` ranks on nodes of ``ranks_per_node``, filled in rank order.
+
+    A node's ranks share its ``cards_per_node`` network cards evenly, neighbours together. By
+    default all ranks are on one node with one card. The last node may be filled in part.
+    """
+
+    num_ranks: int
+    ranks_per_node: int | None = None
+    cards_per_node: int = 1
+    links: Links | None = None
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node is None:
+            object.__setattr__(self, "ranks_per_node", self.num_ranks)
+        for name in ("num_ranks", "ranks_per_node", "cards_per_node"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"cluster: {name} is {getattr(self, name)}, but must be at least 1")
+        if self.ranks_per_node % self.cards_per_node:
+            fits = [n for n in range(1, self.ranks_per_node + 1) if self.ranks_per_node % n == 0]
+            raise ValueError(
+                f"cluster: {self.cards_per_node} cards cannot be shared evenly by {self.ranks_per_node} ranks a node; "
+                f"cards_per_node that fit: {', '.join(map(str, fits))}"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        return math.ceil(self.num_ranks / self.ranks_per_node)
+
+    @functools.cached_property
+    def node_of_rank(self) -> np.ndarray:
+        """Node index of every rank, int32 of shape ``[num_ranks]``."""
+        return (np.arange(self.num_ranks) // self.ranks_per_node).astype(np.int32)
+
+    @functools.cached_property
+    def card_of_rank(self) -> np.ndarray:
+        """Network card of every rank, counted over the whole cluster, int32 of shape ``[num_ranks]``."""
+        return (np.arange(self.num_ranks) // (self.ranks_per_node // self.cards_per_node)).astype(np.int32)
+
+    @classmethod
+    def from_config(cls, config: object) -> Cluster:
+        """Reads a cluster from a mapping with this class's field names (``links`` with those of Links)."""
+        try:
+            read = _ClusterConfig.model_validate(config)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "top level"
+            raise ValueError(f"cluster: {where}: {first['msg']} (got {first['input']!r})") from None
+        links = None if read.links is None else Links(**read.links.model_dump())
+        return cls(**read.model_dump(exclude={"links"}), links=links)
+
+    @classmethod
+    def from_yaml(cls, path: str | pathlib.Path) -> Cluster:
+        """Reads a YAML file whose content ``from_config`` takes; ValueError naming the file otherwise."""
+        try:
+            text = pathlib.Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cluster file {path}: {error.strerror or error}") from None
+        try:
+            return cls.from_config(yaml.safe_load(text))
+        except yaml.YAMLError as error:
+            problem = " ".join(str(error).split())
+            raise ValueError(f"cluster file {path}: not YAML: {problem}") from None
+        except ValueError as error:
+            raise ValueError(f"cluster file {path}: {error}") from None
+
+
+class _LinksConfig(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    intra_node_bytes_per_s: float
+    inter_node_bytes_per_s: float
+
+
+class _ClusterConfig(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    num_ranks: int
+    ranks_per_node: int | None = None
+    cards_per_node: int = 1
+    links: _LinksConfig | None = None
