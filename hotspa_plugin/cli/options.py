@@ -125,6 +125,11 @@ def require_packages() -> None:
             raise ValueError(f"{package} is not installed: pip install 'hotspa-plugin[megatron]', then hotspa doctor")
 
 
+def quiet_environment() -> dict[str, str]:
+    """Environment of ranks in which packages keep their advice to developers to themselves, unless it is wanted."""
+    return {} if "PYTHONWARNINGS" in os.environ else {"PYTHONWARNINGS": "ignore"}
+
+
 def command_line() -> str:
     """The command as it was typed, for a run's records."""
     return shlex.join(["hotspa", *sys.argv[1:]])
