@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -167,3 +168,14 @@ def build_gpt(
     if not cpu.is_enabled():
         model.cuda()
     return [model.to(dtype) if dtype is not torch.float32 else model]
+
+
+def whole_model_name(chunk: GPTModel, name: str) -> str:
+    """What a parameter ``name`` of a model chunk is called in a model that is not split over pipeline stages."""
+    if name == "output_layer.weight" and chunk.share_embeddings_and_output_weights:
+        return "embedding.word_embeddings.weight"  # the last stage's own copy
+    match = re.match(r"decoder\.layers\.(\d+)\.", name)
+    if match is None:
+        return name
+    layer = chunk.decoder.layers[int(match[1])].layer_number - 1
+    return f"decoder.layers.{layer}.{name[match.end():]}"
