@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -179,3 +180,13 @@ def whole_model_name(chunk: GPTModel, name: str) -> str:
         return name
     layer = chunk.decoder.layers[int(match[1])].layer_number - 1
     return f"decoder.layers.{layer}.{name[match.end():]}"
+
+
+def freeze_parameters(chunk: GPTModel, freeze: Callable[[str], bool]) -> None:
+    """Stops training those parameters for whose name (:func:`whole_model_name`) ``freeze`` is true."""
+    for name, parameter in chunk.named_parameters():
+        if freeze(whole_model_name(chunk, name)):
+            parameter.requires_grad = False
+    if chunk.pre_process and chunk.config.recompute_granularity == "full":
+        # Megatron's recomputed layers pass no gradient to their own parameters unless their input wants one.
+        chunk.embedding.register_forward_hook(lambda module, inputs, output: output.requires_grad_())

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from megatron.core.distributed import finalize_model_grads
 
 from hotspa_plugin.integrations.megatron import home as home_modules
-from hotspa_plugin.integrations.megatron.gpt import GPTSpec, build_gpt, whole_model_name
+from hotspa_plugin.integrations.megatron.gpt import GPTSpec, build_gpt, freeze_parameters
 from hotspa_plugin.integrations.megatron.home import OptimizerSettings
 from hotspa_plugin.integrations.megatron.schedule import HotSwitchSchedule
 from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
@@ -58,9 +58,9 @@ class Trainer:
 
         def build_model(strategy, initialize):
             chunks = build_gpt(spec, strategy, dtype, initialize=initialize)
-            for chunk in chunks:
-                for name, parameter in chunk.named_parameters():
-                    parameter.requires_grad = not (freeze and freeze(whole_model_name(chunk, name)))
+            if freeze:
+                for chunk in chunks:
+                    freeze_parameters(chunk, freeze)
             return chunks
 
         home_index = pool.home_index
