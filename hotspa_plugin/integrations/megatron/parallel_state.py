@@ -116,3 +116,8 @@ def groups_from(registry: ProcessGroupRegistry) -> Iterator[None]:
         yield
     finally:
         parallel_state.create_group = original
+
+
+def reset() -> None:
+    """Forgets the set in place, as if no model parallel groups had been made yet; destroys no group."""
+    _assign({name: copy.copy(value) for name, value in _PRISTINE.items()})
