@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-from hotspa_plugin.data.micro_batch import PackedMicroBatch
+from hotspa_plugin.data.micro_batch import PackedMicroBatch, PaddedMicroBatch
 from hotspa_plugin.integrations.megatron import random_state
 from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
 from hotspa_plugin.runtime.bucket_loop import MicroBatch
@@ -76,6 +76,8 @@ class MegatronRunner:
         self, step: int, bucket: int, micro_batches: Sequence[MicroBatch], *, forward_only: bool = False
     ) -> torch.Tensor:
         place = self.modules.coordinate
+        if len(self.modules.chunks) > 1:
+            micro_batches = fill_interleaved(micro_batches, self.modules.config.pipeline_model_parallel_size)
         # One for each model chunk, as Megatron's interleaved schedule has it.
         cursors = [MicroBatchCursor(micro_batches, self._present) for _ in self.modules.chunks]
 
@@ -101,6 +103,19 @@ class MegatronRunner:
             for report in reports:
                 total += report[LOSS_KEY].to(device="cpu", dtype=torch.float64)
         return total
+
+
+def fill_interleaved(micro_batches: Sequence[MicroBatch], num_stages: int) -> list[MicroBatch]:
+    """Adds micro-batches that train nothing until their number is a multiple of ``num_stages``.
+
+    Megatron's interleaved schedule works in groups of one micro-batch per stage.
+    """
+    last = micro_batches[-1]
+    if isinstance(last, PaddedMicroBatch):  # one row is enough
+        rows = {name: getattr(last, name)[:1] for name in ("tokens", "labels", "loss_mask", "position_ids")}
+        last = dataclasses.replace(last, **rows, lengths=last.lengths[:1])
+    nothing = dataclasses.replace(last, loss_mask=torch.zeros_like(last.loss_mask))
+    return [*micro_batches, *[nothing] * (-len(micro_batches) % num_stages)]
 
 
 def gpt_forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Callable]:

@@ -87,7 +87,7 @@ def _notice(args: argparse.Namespace, text: str) -> None:
 def _check_pool(pool: StrategyPool, args: argparse.Namespace) -> StrategyPool:
     # Only the tokenizer, built later, tells the padded vocabulary: here one that fits every tp.
     vocab_size = int(np.lcm.reduce([strategy.tp for strategy in pool.strategies]))
-    return pool.check(world_size=args.world_size, model=flags.model_shape(args, vocab_size))
+    return pool.check(world_size=args.world_size, model=flags.model_shape(args, vocab_size), interleaved=True)
 
 
 def wrap_initialize_model_parallel(original: Callable) -> Callable:

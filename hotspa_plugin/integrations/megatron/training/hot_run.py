@@ -48,7 +48,9 @@ class HotRun:
         def create(strategy: ParallelStrategy, registry: Any) -> parallel_state.ParallelState:
             if strategy == home:
                 return parallel_state.adopt(strategy)
-            return parallel_state.create(strategy, registry, initialize=initialize, options=options)
+            # Megatron filled these in for home.
+            own = {name: value for name, value in options.items() if name != "expert_tensor_parallel_size"}
+            return parallel_state.create(strategy, registry, initialize=initialize, options=own)
 
         self.states = ParallelStates(
             self.pool,
