@@ -80,26 +80,35 @@ class ModelConfig(Section):
             values.setdefault("preset", DEFAULT_PRESET)
         preset = values.get("preset")
         if isinstance(preset, str):
+            own = set(values)
             # An unknown preset is refused by its own field, and should not look like missing sizes as well.
             for key, value in PRESETS.get(preset, PRESETS[DEFAULT_PRESET]).items():
-                if _FOLLOWS.get(key) not in values:
+                if _FOLLOWS.get(key) not in own:
                     values.setdefault(key, value)
         missing = [size for size in _SIZES if size not in values]
         if missing and preset is None:
-            raise ValueError(f"{', '.join(missing)} missing: give them, or start from a preset such as {DEFAULT_PRESET}")
+            raise ValueError(
+                f"{', '.join(missing)} missing: give them, or start from a preset such as {DEFAULT_PRESET}"
+            )
         return _derive(values)
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> ModelConfig:
         self.shape(vocab_size=self.vocab_size or 1, max_positions=self.max_positions or 1)
         if self.max_positions is not None and self.positions != "learned":
-            raise ValueError(f"max_positions {self.max_positions} is for learned positions only: leave it out with rope")
+            raise ValueError(
+                f"max_positions {self.max_positions} is for learned positions only: leave it out with rope"
+            )
         return self
 
     @property
     def name(self) -> str:
-        """The preset's name, or the sizes, for tables and records."""
-        return self.preset or f"{self.num_layers} layers, hidden {self.hidden_size}"
+        """For tables and records: the preset's name where nothing in it was changed, else the sizes too."""
+        sizes = f"{self.num_layers} layers of {self.hidden_size}"
+        if self.preset is None:
+            return sizes
+        unchanged = all(getattr(self, key) == value for key, value in PRESETS[self.preset].items())
+        return self.preset if unchanged else f"{self.preset} ({sizes})"
 
     def shape(self, *, vocab_size: int, max_positions: int) -> ModelShape:
         """The sizes that strategies are checked against. ``vocab_size`` counts padded rows."""

@@ -26,7 +26,9 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file; hotspa train --print-config prints one to start from") from None
+        raise ValueError(
+            f"{path}: there is no such file; hotspa train --print-config prints one to start from"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as text ({error})") from None
     return parse_config(text, name=str(path), overrides=overrides)
@@ -47,7 +49,9 @@ def parse_config(text: str, *, name: str = "config", overrides: Mapping[str, Any
     if not isinstance(content, dict):
         raise ValueError(f"{name}: holds {_described(content)}, not sections; known are {_listed(_keys(()))}")
     # "data:" with nothing behind it means its defaults.
-    content = {key: {} if value is None and isinstance(key, str) and _keys((key,)) else value for key, value in content.items()}
+    content = {
+        key: {} if value is None and isinstance(key, str) and _keys((key,)) else value for key, value in content.items()
+    }
     for key, value in (overrides or {}).items():
         section, _, field = key.partition(".")
         inner = content.setdefault(section, {})
@@ -186,7 +190,9 @@ def _refuse_repeated_keys(node: yaml.Node | None, name: str) -> None:
             line = key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise ValueError(f"{name}:{line}: key {key.value} stands on line {seen[key.value]} already: keep one")
+                    raise ValueError(
+                        f"{name}:{line}: key {key.value} stands on line {seen[key.value]} already: keep one"
+                    )
                 seen[key.value] = line
             _refuse_repeated_keys(value, name)
     elif isinstance(node, yaml.SequenceNode):

@@ -34,12 +34,12 @@ pool: {DEFAULT_POOL}
 home: null                    # the strategy that owns the optimizer state; null: the last one
 
 data:
-  source: stdlib              # stdlib (Python's own library), folder (one file, one sequence), jsonl, megatron (.bin/.idx)
+  source: stdlib              # stdlib (Python's own library), folder (a file, a sequence), jsonl, megatron (.bin/.idx)
   path: null
   text_key: text              # the key of a jsonl object that holds its text
   tokenizer: bytes            # bytes, or a tokenizer.json of Hugging Face's tokenizers
   end_of_document: null       # true or false with bytes; with a tokenizer the token that ends a document
-  overlong: truncate          # a sequence over the last bound: error (default of the other sources), truncate, split, drop
+  overlong: truncate          # what is over the last bound: error (default of other sources), truncate, split, drop
   global_batch_sequences: 64
   global_batch_tokens: null   # instead of sequences
   packing: packed             # packed, padded

@@ -12,7 +12,6 @@ from hotspa_plugin.config.model import ModelConfig
 from hotspa_plugin.strategy import StrategyPool
 
 DEFAULT_POOL = "tp1:512 tp2:1024 tp2pp2:4096"
-SWITCH_POLICIES = ("balanced", "new_greedy")
 
 
 class DataConfig(Section):
@@ -50,7 +49,9 @@ class DataConfig(Section):
         if self.global_batch_sequences is not None and self.global_batch_tokens is not None:
             raise ValueError("global_batch_sequences and global_batch_tokens are both given: keep one of them")
         if self.source == "stdlib" and self.path is not None:
-            raise ValueError(f"path {self.path!r} is given, but source stdlib reads none: leave path out or name its source")
+            raise ValueError(
+                f"path {self.path!r} is given, but source stdlib reads none: leave path out or name its source"
+            )
         if self.source != "stdlib" and self.path is None:
             raise ValueError(f"path is missing: source {self.source} needs one")
         if self.source == "megatron" and self.tokenizer != "bytes":
@@ -76,9 +77,13 @@ class DataConfig(Section):
                 for suffix in (".bin", ".idx"):
                     part = stem.with_name(stem.name + suffix)
                     if not part.is_file():
-                        raise ValueError(f"data.path {path}: there is no {part}; give the name that .bin and .idx share")
+                        raise ValueError(
+                            f"data.path {path}: there is no {part}; give the name that .bin and .idx share"
+                        )
         if self.tokenizer != "bytes" and not Path(self.tokenizer).is_file():
-            raise ValueError(f"data.tokenizer {self.tokenizer}: {_is_not(Path(self.tokenizer), 'file')}; or write bytes")
+            raise ValueError(
+                f"data.tokenizer {self.tokenizer}: {_is_not(Path(self.tokenizer), 'file')}; or write bytes"
+            )
 
 
 class OptimizerConfig(Section):
@@ -144,7 +149,8 @@ class TrainingConfig(Section):
         optimizer = self.optimizer
         if optimizer.warmup_steps > (optimizer.decay_steps or self.run.steps):
             raise ValueError(
-                f"optimizer.warmup_steps {optimizer.warmup_steps} is above run.steps {self.run.steps}: lower it or train longer"
+                f"optimizer.warmup_steps {optimizer.warmup_steps} is above run.steps {self.run.steps}: "
+                "lower it or train longer"
             )
         return self
 

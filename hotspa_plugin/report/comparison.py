@@ -46,19 +46,22 @@ def compare(comparison: Comparison) -> tuple[StaticResult, ...]:
 
 def _against(hot: ComparedRun, static: ComparedRun) -> StaticResult:
     ratio = hot.tokens_per_s / static.tokens_per_s if hot.tokens_per_s and static.tokens_per_s else None
-    pairs = [(h, s) for h, s in zip(hot.step_s, static.step_s) if h > 0 and s > 0]
+    pairs = [(h, s) for h, s in zip(hot.step_s, static.step_s, strict=False) if h > 0 and s > 0]
     spread = None
     if len(pairs) >= 3:
         logs = [math.log(s / h) for h, s in pairs]
         degrees = len(logs) - 1
         quantile = next((t for d, t in sorted(_T95.items(), reverse=True) if d <= degrees), 12.7)
         spread = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
-    losses = list(zip(hot.losses, static.losses))
+    losses = list(zip(hot.losses, static.losses, strict=False))
     if not losses and hot.loss is not None and static.loss is not None:
         losses = [(hot.loss, static.loss)]
     # A loss that is NaN on one side differs without bound; max() would hide it behind the others.
     differences = [
-        math.inf if math.isnan(h) != math.isnan(s) else 0.0 if h == s or math.isnan(h)
+        math.inf
+        if math.isnan(h) != math.isnan(s)
+        else 0.0
+        if h == s or math.isnan(h)
         else abs(h - s) / max(abs(s), 1e-12)
         for h, s in losses
     ]
@@ -83,9 +86,13 @@ def verdict(comparison: Comparison) -> str:
                 f"inside the spread of {format_share(within)} between steps ({figures})."
             )
         elif best.outcome == "hot":
-            sentence = f"Hot switching wins: {best.ratio:.2f} times the best static strategy, {best.run.label} ({figures})."
+            sentence = (
+                f"Hot switching wins: {best.ratio:.2f} times the best static strategy, {best.run.label} ({figures})."
+            )
         else:
-            sentence = f"Static {best.run.label} wins: hot switching reaches {best.ratio:.2f} times its speed ({figures})."
+            sentence = (
+                f"Static {best.run.label} wins: hot switching reaches {best.ratio:.2f} times its speed ({figures})."
+            )
     worst = max((r for r in results if r.loss_difference is not None), key=lambda r: r.loss_difference, default=None)
     if worst is None:
         return sentence

@@ -33,14 +33,23 @@ def _table(title: str, *columns: str) -> Table:
 
 def bucket_table(run: Run) -> Table:
     """One row per bucket, within 80 columns; seconds and bytes between ranks are means per step in which it ran."""
-    table = _table("Buckets", "strategy", "up to", "seqs", "tokens", "padding", "compute", "switch", "flush", "sent", "peak")
+    table = _table(
+        "Buckets", "strategy", "up to", "seqs", "tokens", "padding", "compute", "switch", "flush", "sent", "peak"
+    )
     table.padding = (0, 1, 0, 0)
     for b in summarize_buckets(run):
         sent = b.switch_bytes_remote + b.flush_bytes_remote
         table.add_row(
-            Text(b.strategy), f"{b.bound_tokens:,}", format_share(b.sequence_share), format_share(b.token_share),
-            format_share(b.padding_share), format_seconds(b.compute_s), format_seconds(b.switch_s),
-            format_seconds(b.flush_s), format_bytes(sent) if sent else "–", format_bytes(b.peak_memory_bytes),
+            Text(b.strategy),
+            f"{b.bound_tokens:,}",
+            format_share(b.sequence_share),
+            format_share(b.token_share),
+            format_share(b.padding_share),
+            format_seconds(b.compute_s),
+            format_seconds(b.switch_s),
+            format_seconds(b.flush_s),
+            format_bytes(sent) if sent else "–",
+            format_bytes(b.peak_memory_bytes),
         )
     return table
 
@@ -50,10 +59,23 @@ def comparison_table(comparison: Comparison) -> Table:
     hot = comparison.hot
     table = _table(
         f"The same {format_count(comparison.num_tokens)} tokens in {format_count(comparison.num_steps)} steps",
-        "run", "tokens/s", "hot is", "spread", "loss", "differs by", "peak memory",
+        "run",
+        "tokens/s",
+        "hot is",
+        "spread",
+        "loss",
+        "differs by",
+        "peak memory",
     )
-    table.add_row("hot switching", format_count(hot.tokens_per_s), "", "", format_value(hot.loss), "",
-                  format_bytes(hot.peak_memory_bytes))
+    table.add_row(
+        "hot switching",
+        format_count(hot.tokens_per_s),
+        "",
+        "",
+        format_value(hot.loss),
+        "",
+        format_bytes(hot.peak_memory_bytes),
+    )
     for result in compare(comparison):
         static = result.run
         name = Text(f"static {static.label}")
@@ -63,8 +85,13 @@ def comparison_table(comparison: Comparison) -> Table:
             continue
         spread = "–" if result.spread is None else f"±{format_share(result.spread)}"
         table.add_row(
-            name, format_count(static.tokens_per_s), f"{result.ratio:.2f}x" if result.ratio else "–", spread,
-            format_value(static.loss), format_difference(result.loss_difference), format_bytes(static.peak_memory_bytes),
+            name,
+            format_count(static.tokens_per_s),
+            f"{result.ratio:.2f}x" if result.ratio else "–",
+            spread,
+            format_value(static.loss),
+            format_difference(result.loss_difference),
+            format_bytes(static.peak_memory_bytes),
         )
     return table
 
@@ -74,14 +101,20 @@ def print_run(run: Run, console: Console | None = None) -> None:
     console = console or Console()
     console.print(bucket_table(run))
     summary = summarize(run)
-    console.print(Text(
-        f"{format_count(summary.num_steps)} steps, {format_count(summary.num_tokens)} tokens: "
-        f"{format_count(summary.tokens_per_s)} tokens/s, loss {format_value(summary.last_loss)}, "
-        f"{format_share(summary.switching_share)} of the time spent on switching, "
-        f"peak memory {format_bytes(summary.peak_memory_bytes)}"
-        + (f" ({format_bytes(summary.predicted_peak_memory_bytes)} predicted)"
-           if summary.predicted_peak_memory_bytes is not None else "")
-    ), soft_wrap=True)
+    console.print(
+        Text(
+            f"{format_count(summary.num_steps)} steps, {format_count(summary.num_tokens)} tokens: "
+            f"{format_count(summary.tokens_per_s)} tokens/s, loss {format_value(summary.last_loss)}, "
+            f"{format_share(summary.switching_share)} of the time spent on switching, "
+            f"peak memory {format_bytes(summary.peak_memory_bytes)}"
+            + (
+                f" ({format_bytes(summary.predicted_peak_memory_bytes)} predicted)"
+                if summary.predicted_peak_memory_bytes is not None
+                else ""
+            )
+        ),
+        soft_wrap=True,
+    )
     for note in run.notes:
         console.print(Text(note), style="yellow", soft_wrap=True)
 
@@ -118,8 +151,11 @@ class TrainingProgress:
         self._task: Any = None
         if self._console.is_terminal:
             self._progress = Progress(
-                TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), MofNCompleteColumn(),
-                TextColumn("{task.fields[figures]}", markup=False), TimeRemainingColumn(compact=True),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}", markup=False),
+                TimeRemainingColumn(compact=True),
                 console=self._console,
             )
 

@@ -50,7 +50,9 @@ def format_share(share: float | None) -> str:
     if share is None or not math.isfinite(share):
         return "–"
     percent = 100 * share
-    return f"{percent:.0f} %" if percent >= 9.95 or percent == 0 else f"{percent:.1f} %" if percent >= 0.05 else "<0.1 %"
+    return (
+        f"{percent:.0f} %" if percent >= 9.95 or percent == 0 else f"{percent:.1f} %" if percent >= 0.05 else "<0.1 %"
+    )
 
 
 def format_value(value: float | None) -> str:
@@ -87,8 +89,13 @@ def bytes_unit(largest_bytes: float) -> tuple[float, str]:
 
 def seconds_unit(longest_s: float) -> tuple[float, str]:
     """(seconds, name) of the unit in which times up to ``longest_s`` read well."""
-    return (60.0, "min") if longest_s >= 300 else (1.0, "s") if longest_s >= 1 else (
-        (1e-3, "ms") if longest_s >= 1e-3 else (1e-6, "µs"))
+    return (
+        (60.0, "min")
+        if longest_s >= 300
+        else (1.0, "s")
+        if longest_s >= 1
+        else ((1e-3, "ms") if longest_s >= 1e-3 else (1e-6, "µs"))
+    )
 
 
 def _digits(value: float) -> str:

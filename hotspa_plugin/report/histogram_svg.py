@@ -21,7 +21,7 @@ def length_chart(lengths: LengthHistogram, pool: Sequence[PoolEntry]) -> Markup:
         return tag("p", "No sequence length was recorded.", class_="empty")
     edges = lengths.edges_tokens
     # A bin's tokens are counted at its geometric middle: half a bin's width off at most.
-    tokens = [n * math.sqrt(a * b) for n, a, b in zip(lengths.counts, edges, edges[1:])]
+    tokens = [n * math.sqrt(a * b) for n, a, b in zip(lengths.counts, edges[:-1], edges[1:], strict=True)]
     all_tokens = sum(tokens)
     low = math.log2(edges[0])
     high = max(math.log2(edges[-1]), math.log2(max(1, pool[-1].bound_tokens)) if pool else 0.0) + 0.12
@@ -34,19 +34,40 @@ def length_chart(lengths: LengthHistogram, pool: Sequence[PoolEntry]) -> Markup:
     down = linear_ticks(0, max(tokens) / all_tokens, 2)
     middle = _TOP + _UP
     bars: list[Markup] = []
-    for i, (count, bin_tokens) in enumerate(zip(lengths.counts, tokens)):
+    for i, (count, bin_tokens) in enumerate(zip(lengths.counts, tokens, strict=True)):
         if not count:
             continue
         bucket = next((b for b, entry in enumerate(pool) if edges[i + 1] <= entry.bound_tokens * 1.0001), None)
         css = f"b{bucket}" if bucket is not None else "other"
-        title = tag("title", f"{edges[i]:,.0f} to {edges[i + 1]:,.0f} tokens: {format_count(count)} sequences "
-                             f"({format_share(count / total)}), about {format_share(bin_tokens / all_tokens)} of all tokens")
+        title = tag(
+            "title",
+            f"{edges[i]:,.0f} to {edges[i + 1]:,.0f} tokens: {format_count(count)} sequences "
+            f"({format_share(count / total)}), about {format_share(bin_tokens / all_tokens)} of all tokens",
+        )
         left, width = x(edges[i]), max(x(edges[i + 1]) - x(edges[i]) - 0.0015, 0.001)
         upward, downward = _UP * count / total / up[-1], _DOWN * bin_tokens / all_tokens / down[-1]
-        bars.append(tag("rect", title, x=percent(left), width=percent(width), y=number(middle - upward),
-                        height=number(max(upward, 0.7)), class_=f"bar {css}"))
-        bars.append(tag("rect", title, x=percent(left), width=percent(width), y=number(middle + 1),
-                        height=number(max(downward, 0.7)), class_=f"bar soft {css}"))
+        bars.append(
+            tag(
+                "rect",
+                title,
+                x=percent(left),
+                width=percent(width),
+                y=number(middle - upward),
+                height=number(max(upward, 0.7)),
+                class_=f"bar {css}",
+            )
+        )
+        bars.append(
+            tag(
+                "rect",
+                title,
+                x=percent(left),
+                width=percent(width),
+                y=number(middle + 1),
+                height=number(max(downward, 0.7)),
+                class_=f"bar soft {css}",
+            )
+        )
     labels = [(middle - _UP * t / up[-1], f"{100 * t:g} %") for t in up]
     labels += [(middle + _DOWN * t / down[-1], f"{100 * t:g} %") for t in down[1:]]
     grid = [tag("line", x1="0", x2="100%", y1=number(y), y2=number(y), class_="grid") for y, _ in labels]
@@ -61,14 +82,41 @@ def length_chart(lengths: LengthHistogram, pool: Sequence[PoolEntry]) -> Markup:
         row = (row + 1) % 2 if at - 0.011 * len(name) < last_end else 0
         last_end = at
         bounds.append(tag("line", x1=percent(at), x2=percent(at), y1=14 + 14 * row, y2=bottom, class_=f"bound s-b{i}"))
-        bounds.append(tag("text", name, x=percent(at), dx=-5, y=11 + 14 * row, text_anchor="end" if at > 0.12 else "start",
-                          class_="bound-name"))
+        bounds.append(
+            tag(
+                "text",
+                name,
+                x=percent(at),
+                dx=-5,
+                y=11 + 14 * row,
+                text_anchor="end" if at > 0.12 else "start",
+                class_="bound-name",
+            )
+        )
     ticks = [2.0**e for e in range(math.ceil(low), math.floor(high) + 1)]
     ticks = ticks[:: max(1, math.ceil(len(ticks) / 9))]
-    axis = [tag("text", f"{t:,.0f}" if t < 10_000 else f"{t / 1024:,.0f}k", x=percent(x(t)), y=bottom + 18,
-                text_anchor="start" if x(t) < 0.03 else "end" if x(t) > 0.97 else "middle", class_="tick")
-            for t in ticks]
-    plot = tag("svg", join(grid), join(bars), tag("line", x1="0", x2="100%", y1=middle, y2=middle, class_="zero"),
-               join(bounds), join(axis), width="100%", height=bottom + _AXIS, class_="plot", role="img",
-               aria_label="Histogram of sequence lengths")
+    axis = [
+        tag(
+            "text",
+            f"{t:,.0f}" if t < 10_000 else f"{t / 1024:,.0f}k",
+            x=percent(x(t)),
+            y=bottom + 18,
+            text_anchor="start" if x(t) < 0.03 else "end" if x(t) > 0.97 else "middle",
+            class_="tick",
+        )
+        for t in ticks
+    ]
+    plot = tag(
+        "svg",
+        join(grid),
+        join(bars),
+        tag("line", x1="0", x2="100%", y1=middle, y2=middle, class_="zero"),
+        join(bounds),
+        join(axis),
+        width="100%",
+        height=bottom + _AXIS,
+        class_="plot",
+        role="img",
+        aria_label="Histogram of sequence lengths",
+    )
     return framed(labels, tag("div", plot, class_="scroll"), bottom + _AXIS, css="chart lengths")

@@ -18,7 +18,8 @@ from hotspa_plugin.report.palette import PHASE_COLORS, strategy_colors, text_on
 from hotspa_plugin.report.reader import Run, read_run
 from hotspa_plugin.report.summary import RunSummary, pool_in_order, summarize, summarize_buckets
 from hotspa_plugin.report.svg import Series, line_chart
-from hotspa_plugin.report.timeline_svg import build_timeline, page_timeline, typical_step
+from hotspa_plugin.report.timeline import build_timeline, typical_step
+from hotspa_plugin.report.timeline_svg import page_timeline
 from hotspa_plugin.runtime.run_record import PHASES, TRACE_FILE, StepRecord
 from hotspa_plugin.runtime.trace import merge_trace
 
@@ -46,12 +47,19 @@ def write_report(directory: str | os.PathLike[str], output: str | os.PathLike[st
 def render(run: Run) -> str:
     """The page as text."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("hotspa_plugin.report"), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.PackageLoader("hotspa_plugin.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters.update(
-        bytes=formats.format_bytes, seconds=formats.format_seconds, count=formats.format_count,
-        share=formats.format_share, value=formats.format_value, difference=formats.format_difference,
+        bytes=formats.format_bytes,
+        seconds=formats.format_seconds,
+        count=formats.format_count,
+        share=formats.format_share,
+        value=formats.format_value,
+        difference=formats.format_difference,
     )
     pool = pool_in_order(run.info.pool)
     summary, buckets = summarize(run), summarize_buckets(run)
@@ -59,12 +67,24 @@ def render(run: Run) -> str:
     index_of = {entry.strategy: i for i, entry in enumerate(pool)}
     asset = environment.loader.get_source  # type: ignore[union-attr]
     return environment.get_template("report.html.j2").render(
-        run=run, info=run.info, pool=pool, index_of=index_of, summary=summary,
-        parts=_parts_of_step(summary, index_of), buckets=buckets,
-        most_moved_bytes=max((max(b.switch_bytes_local + b.switch_bytes_remote,
-                                  b.flush_bytes_local + b.flush_bytes_remote) for b in buckets), default=0),
-        charts=_charts(run, summary), length_chart=length_chart(lengths, pool) if lengths else None,
-        timelines=_timelines(run), comparison=_comparison(run),
+        run=run,
+        info=run.info,
+        pool=pool,
+        index_of=index_of,
+        summary=summary,
+        parts=_parts_of_step(summary, index_of),
+        buckets=buckets,
+        most_moved_bytes=max(
+            (
+                max(b.switch_bytes_local + b.switch_bytes_remote, b.flush_bytes_local + b.flush_bytes_remote)
+                for b in buckets
+            ),
+            default=0,
+        ),
+        charts=_charts(run, summary),
+        length_chart=length_chart(lengths, pool) if lengths else None,
+        timelines=_timelines(run),
+        comparison=_comparison(run),
         style=Markup(asset(environment, "report.css")[0] + color_rules([e.strategy for e in pool])),
         script=Markup(asset(environment, "report.js")[0]),
     )
@@ -100,7 +120,8 @@ def _parts_of_step(summary: RunSummary, index_of: dict[str, int]) -> list[dict[s
     total = max(total, sum(part["seconds"] for part in parts))
     return [
         {**part, "share": part["seconds"] / total if total else 0.0}
-        for part in parts if part["seconds"] > 0 or part["hidden_s"] > 0
+        for part in parts
+        if part["seconds"] > 0 or part["hidden_s"] > 0
     ]
 
 
@@ -118,26 +139,55 @@ def _charts(run: Run, summary: RunSummary) -> list[dict[str, Any]]:
     def add(title: str, subtitle: str, series: list[Series], **options: Any) -> None:
         series = [s for s in series if s.points]
         if series:
-            charts.append({"title": title, "subtitle": subtitle, "series": series,
-                           "svg": line_chart(series, title=f"{title} over steps", **options)})
+            charts.append(
+                {
+                    "title": title,
+                    "subtitle": subtitle,
+                    "series": series,
+                    "svg": line_chart(series, title=f"{title} over steps", **options),
+                }
+            )
 
-    add("Loss", "mean per target token", [Series(name="loss", points=_points(steps, "loss"), smooth=True)],
-        format_y=formats.format_value)
-    add("Throughput", "tokens/s", [Series(name="tokens/s", points=_points(steps, "tokens_per_s"), smooth=True)],
-        format_y=formats.format_count, from_zero=True)
+    add(
+        "Loss",
+        "mean per target token",
+        [Series(name="loss", points=_points(steps, "loss"), smooth=True)],
+        format_y=formats.format_value,
+    )
+    add(
+        "Throughput",
+        "tokens/s",
+        [Series(name="tokens/s", points=_points(steps, "tokens_per_s"), smooth=True)],
+        format_y=formats.format_count,
+        from_zero=True,
+    )
     predicted = summary.predicted_peak_memory_bytes
-    add("Memory of the fullest rank", "", [
-        Series(name="peak", points=_points(steps, "peak_memory_bytes")),
-        Series(name="resident", points=_points(steps, "resident_memory_bytes"), css="s2"),
-    ], format_y=formats.format_bytes, from_zero=True,
-        unit=formats.bytes_unit(summary.peak_memory_bytes or predicted or 0), levels=[("predicted peak", predicted)] if predicted else [])
+    add(
+        "Memory of the fullest rank",
+        "",
+        [
+            Series(name="peak", points=_points(steps, "peak_memory_bytes")),
+            Series(name="resident", points=_points(steps, "resident_memory_bytes"), css="s2"),
+        ],
+        format_y=formats.format_bytes,
+        from_zero=True,
+        unit=formats.bytes_unit(summary.peak_memory_bytes or predicted or 0),
+        levels=[("predicted peak", predicted)] if predicted else [],
+    )
     norms = _points(steps, "grad_norm")
     finite = [n for _, n in norms if math.isfinite(n)]
     wide = bool(finite) and min(finite) > 0 and max(finite) > 50 * min(finite)
-    add("Gradient norm", "log scale" if wide else "before clipping", [Series(name="norm", points=norms, smooth=True)],
-        format_y=formats.format_value, from_zero=not wide, log_y=wide)
+    add(
+        "Gradient norm",
+        "log scale" if wide else "before clipping",
+        [Series(name="norm", points=norms, smooth=True)],
+        format_y=formats.format_value,
+        from_zero=not wide,
+        log_y=wide,
+    )
     rates = _points(steps, "learning_rate")
-    if len({rate for _, rate in rates}) > 1:
+    # A constant rate is no news; nor is one that a schedule has hardly moved yet.
+    if rates and max(r for _, r in rates) > 1.05 * min(r for _, r in rates):
         add("Learning rate", "", [Series(name="rate", points=rates)], format_y=formats.format_value, from_zero=True)
     return charts
 
@@ -155,11 +205,17 @@ def _timelines(run: Run) -> list[dict[str, Any]]:
     timelines = []
     for step in steps:
         timeline = chosen if step == first else build_timeline(run, step)
-        timelines.append({
-            "step": step, "seconds": timeline.seconds, "num_ranks": timeline.num_ranks, "num_shown": len(timeline.rows),
-            "chosen": step == first, "svg": page_timeline(timeline),
-            "finished": any(record.step == step for record in run.steps),
-        })
+        timelines.append(
+            {
+                "step": step,
+                "seconds": timeline.seconds,
+                "num_ranks": timeline.num_ranks,
+                "num_shown": len(timeline.rows),
+                "chosen": step == first,
+                "svg": page_timeline(timeline),
+                "finished": any(record.step == step for record in run.steps),
+            }
+        )
     return timelines
 
 
@@ -169,5 +225,11 @@ def _comparison(run: Run) -> dict[str, Any] | None:
     comparison = run.comparison
     results = compare(comparison)
     fastest = max((r.tokens_per_s or 0.0 for r in comparison.runs), default=0.0)
-    return {"hot": comparison.hot, "results": results, "fastest": fastest or 1.0, "verdict": verdict(comparison),
-            "num_steps": comparison.num_steps, "num_tokens": comparison.num_tokens}
+    return {
+        "hot": comparison.hot,
+        "results": results,
+        "fastest": fastest or 1.0,
+        "verdict": verdict(comparison),
+        "num_steps": comparison.num_steps,
+        "num_tokens": comparison.num_tokens,
+    }

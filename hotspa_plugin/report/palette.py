@@ -39,4 +39,4 @@ def _rgb(color: str) -> tuple[int, ...]:
 
 
 def _between(first: str, last: str, at: float) -> str:
-    return "#" + "".join(f"{round(a + (b - a) * at):02x}" for a, b in zip(_rgb(first), _rgb(last)))
+    return "#" + "".join(f"{round(a + (b - a) * at):02x}" for a, b in zip(_rgb(first), _rgb(last), strict=True))

@@ -64,7 +64,11 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     if (directory / COMPARISON_FILE).exists():
         comparison = _read_json(directory / COMPARISON_FILE, Comparison)
     return Run(
-        directory=directory, info=info, steps=steps, ranks=read_spans(directory), comparison=comparison,
+        directory=directory,
+        info=info,
+        steps=steps,
+        ranks=read_spans(directory),
+        comparison=comparison,
         notes=tuple(notes),
     )
 

@@ -116,17 +116,33 @@ def summarize_buckets(run: Run) -> tuple[BucketSummary, ...]:
     for (bound, strategy), rows in sorted(groups.items()):
         tokens, sequences = sum(b.tokens for b in rows), sum(b.sequences for b in rows)
         padding = sum(b.padding_tokens for b in rows)
-        summaries.append(BucketSummary(
-            bound_tokens=bound, strategy=strategy, num_steps=len(rows), num_sequences=sequences, num_tokens=tokens,
-            sequence_share=sequences / max(1, all_sequences), token_share=tokens / max(1, all_tokens),
-            padding_share=padding / max(1, tokens + padding),
-            num_micro_batches=statistics.fmean(b.num_micro_batches for b in rows),
-            **{
-                field: statistics.fmean(getattr(b, field) for b in rows)
-                for field in ("switch_s", "compute_s", "flush_s", "switch_bytes_local", "switch_bytes_remote",
-                              "flush_bytes_local", "flush_bytes_remote")
-            },
-            peak_memory_bytes=max((b.peak_memory_bytes for b in rows if b.peak_memory_bytes is not None), default=None),
-            predicted_peak_memory_bytes=predicted.get(strategy),
-        ))
+        summaries.append(
+            BucketSummary(
+                bound_tokens=bound,
+                strategy=strategy,
+                num_steps=len(rows),
+                num_sequences=sequences,
+                num_tokens=tokens,
+                sequence_share=sequences / max(1, all_sequences),
+                token_share=tokens / max(1, all_tokens),
+                padding_share=padding / max(1, tokens + padding),
+                num_micro_batches=statistics.fmean(b.num_micro_batches for b in rows),
+                **{
+                    field: statistics.fmean(getattr(b, field) for b in rows)
+                    for field in (
+                        "switch_s",
+                        "compute_s",
+                        "flush_s",
+                        "switch_bytes_local",
+                        "switch_bytes_remote",
+                        "flush_bytes_local",
+                        "flush_bytes_remote",
+                    )
+                },
+                peak_memory_bytes=max(
+                    (b.peak_memory_bytes for b in rows if b.peak_memory_bytes is not None), default=None
+                ),
+                predicted_peak_memory_bytes=predicted.get(strategy),
+            )
+        )
     return tuple(summaries)

@@ -21,7 +21,9 @@ MAX_POINTS = 1200
 def tag(name: str, *children: Markup | str, **attributes: object) -> Markup:
     """One element. ``class_`` gives ``class``, other underscores give hyphens; None leaves out."""
     said = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items() if value is not None
+        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
+        for key, value in attributes.items()
+        if value is not None
     )
     inner = "".join(escape(child) for child in children)
     return Markup(f"<{name}{said}>{inner}</{name}>" if inner else f"<{name}{said}/>")
@@ -124,7 +126,9 @@ def line_chart(
         x = (point[0] - x_low) / width if x_high > x_low else 0.5
         return x, height * (1 - (scale(point[1]) - low) / (high - low))
 
-    labels = [(height * (1 - (scale(t) - low) / (high - low)), f"{format_tick(t / size)} {unit_name}".strip()) for t in ticks]
+    labels = [
+        (height * (1 - (scale(t) - low) / (high - low)), f"{format_tick(t / size)} {unit_name}".strip()) for t in ticks
+    ]
     grid = [tag("line", x1="0", x2="100%", y1=number(y), y2=number(y), class_="grid") for y, _ in labels]
     curves: list[Markup] = []
     marks: list[Markup] = []
@@ -143,25 +147,65 @@ def line_chart(
             if not math.isfinite(y):
                 at = percent((x - x_low) / width)
                 marks.append(tag("text", "✕", tag("title", f"step {x:g}: {y}"), x=at, y="12", class_="bad"))
-        data.append({"name": s.name, "css": s.css, "at": [
-            [round(px, 5), round(py, 1), int(p[0]), format_y(p[1])] for p, (px, py) in zip(drawn, places)
-        ]})
+        data.append(
+            {
+                "name": s.name,
+                "css": s.css,
+                "at": [
+                    [round(px, 5), round(py, 1), int(p[0]), format_y(p[1])]
+                    for p, (px, py) in zip(drawn, places, strict=True)
+                ],
+            }
+        )
     for name, value in levels:
         y = place((x_low, value))[1]
         marks.append(tag("line", x1="0", x2="100%", y1=number(y), y2=number(y), class_="level"))
-        marks.append(tag("text", f"{name} {format_y(value)}", x="100%", y=number(y - 5 if y > 18 else y + 14),
-                         text_anchor="end", class_="level-name"))
-    stretched = tag("svg", *curves, viewBox=f"0 0 1000 {height}", preserveAspectRatio="none", width="100%",
-                    height=height, x="0", y="0")
+        marks.append(
+            tag(
+                "text",
+                f"{name} {format_y(value)}",
+                x="100%",
+                y=number(y - 5 if y > 18 else y + 14),
+                text_anchor="end",
+                class_="level-name",
+            )
+        )
+    stretched = tag(
+        "svg",
+        *curves,
+        viewBox=f"0 0 1000 {height}",
+        preserveAspectRatio="none",
+        width="100%",
+        height=height,
+        x="0",
+        y="0",
+    )
     ticks_x = _step_ticks(x_low, x_high)
     axis = [
-        tag("text", f"{t:g}", x=percent((t - x_low) / width if x_high > x_low else 0.5), y=height + 18,
+        tag(
+            "text",
+            f"{t:g}",
+            x=percent((t - x_low) / width if x_high > x_low else 0.5),
+            y=height + 18,
             text_anchor="middle" if x_high == x_low or x_low < t < x_high else "start" if t == x_low else "end",
-            class_="tick")
+            class_="tick",
+        )
         for t in ticks_x
     ]
-    plot = tag("svg", *grid, stretched, *marks, *axis, width="100%", height=height + 24, class_="plot", role="img",
-               aria_label=title, data_series=json.dumps(data), data_height=height)
+    plot = tag(
+        "svg",
+        *grid,
+        stretched,
+        *marks,
+        *axis,
+        width="100%",
+        height=height + 24,
+        class_="plot",
+        role="img",
+        aria_label=title,
+        data_series=json.dumps(data),
+        data_height=height,
+    )
     return framed(labels, plot, height + 24)
 
 

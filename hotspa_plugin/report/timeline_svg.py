@@ -1,151 +1,21 @@
-"""The timeline of one step: what every rank did when, as SVG for a page or as a picture of its own."""
+"""Drawing the timeline of one step as SVG, for a page or as a picture of its own."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from markupsafe import Markup
 
-from hotspa_plugin.report.format import format_bytes, format_count, format_seconds, seconds_unit
+from hotspa_plugin.report.format import format_seconds, seconds_unit
 from hotspa_plugin.report.palette import PHASE_COLORS, strategy_colors, text_on
 from hotspa_plugin.report.reader import Run
 from hotspa_plugin.report.summary import pool_in_order
 from hotspa_plugin.report.svg import join, linear_ticks, number, percent, tag
-from hotspa_plugin.runtime.run_record import PHASES
-from hotspa_plugin.runtime.trace import RankSpans, Span
+from hotspa_plugin.report.timeline import Timeline, build_timeline, typical_step
 
 AXIS_HEIGHT = 24
-_DENSE_BLOCKS = 400  # per rank: beyond it, equal neighbours closer than a pixel are drawn as one
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Block:
-    """One span to draw: ``start`` and ``width`` are shares of the step, ``css`` names its colour."""
-
-    css: str
-    label: str
-    title: str
-    start: float
-    width: float
-    hidden: bool
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """One step over the ranks that are shown. Rows are (rank, its blocks in painting order)."""
-
-    step: int
-    seconds: float
-    rows: tuple[tuple[int, tuple[Block, ...]], ...]
-    num_ranks: int  # that have spans of this step, shown or not
-
-    @property
-    def num_blocks(self) -> int:
-        return sum(len(blocks) for _, blocks in self.rows)
-
-
-def build_timeline(run: Run, step: int, max_ranks: int = 64) -> Timeline:
-    """The spans of ``step``; of more than ``max_ranks`` ranks, as many evenly spread ones.
-
-    Raises ValueError, naming the steps there are, where no rank kept spans of that step.
-    """
-    ranks = [r for r in run.ranks if r.steps.get(step)]
-    if not ranks:
-        kept = ", ".join(map(str, run.traced_steps[:10])) or "none"
-        raise ValueError(f"no spans of step {step} in {run.directory}; steps with spans: {kept}")
-    shown = ranks
-    if len(ranks) > max_ranks:
-        shown = [ranks[i * (len(ranks) - 1) // max(1, max_ranks - 1)] for i in range(max_ranks)]
-    start_ns = min(s.start_ns for r in ranks for s in r.steps[step])
-    end_ns = max(s.end_ns for r in ranks for s in r.steps[step])
-    length_ns = max(1, end_ns - start_ns)
-    strategies = [entry.strategy for entry in pool_in_order(run.info.pool)]
-    rows = tuple((r.rank, _blocks(r, step, start_ns, length_ns, strategies)) for r in shown)
-    return Timeline(step=step, seconds=length_ns * 1e-9, rows=rows, num_ranks=len(ranks))
-
-
-def typical_step(run: Run) -> int | None:
-    """A traced step to show first: of those in which most buckets ran, the one of median length.
-
-    The first step, which pays for warm-up, is left out where there are others. None without spans.
-    """
-    steps = run.traced_steps[1:] or run.traced_steps
-    num_buckets = {record.step: len(record.buckets) for record in run.steps}
-    most = max((num_buckets.get(step, 0) for step in steps), default=0)
-    lengths = {}
-    for step in (step for step in steps if num_buckets.get(step, 0) == most):
-        spans = [s for r in run.ranks for s in r.steps.get(step, ())]
-        lengths[step] = max(s.end_ns for s in spans) - min(s.start_ns for s in spans)
-    ordered = sorted(lengths, key=lambda step: (lengths[step], step))
-    return ordered[(len(ordered) - 1) // 2] if ordered else None
-
-
-def _blocks(
-    rank: RankSpans, step: int, start_ns: int, length_ns: int, strategies: Sequence[str]
-) -> tuple[Block, ...]:
-    spans = rank.steps[step]
-    phases = [s for s in spans if s.name in PHASES]
-    # What is no phase only groups or details phases; alone (saving, evaluation) it is drawn as other.
-    others = [
-        s for s in spans
-        if s.name not in PHASES and not any(p.start_ns < s.end_ns and s.start_ns < p.end_ns for p in phases)
-    ]
-    blocks: list[Block] = []
-    # Painting a span after those that enclose it leaves the innermost phase on top.
-    for span in sorted((*phases, *others), key=lambda s: (s.hidden, s.depth, s.start_ns)):
-        strategy = _strategy(span, strategies)
-        css = span.name if span.name in PHASES else "other"
-        label = span.name
-        if strategy is not None and span.name == "compute":
-            label = strategy
-            css = f"b{strategies.index(strategy)}" if strategy in strategies else css
-        block = Block(
-            css=css, label=label, title=_title(rank.rank, span, strategy, start_ns),
-            start=(span.start_ns - start_ns) / length_ns, width=max(0, span.end_ns - span.start_ns) / length_ns,
-            hidden=span.hidden,
-        )
-        blocks.append(block)
-    return tuple(_merged(blocks) if len(blocks) > _DENSE_BLOCKS else blocks)
-
-
-def _merged(blocks: Sequence[Block]) -> list[Block]:
-    merged: list[Block] = []
-    for block in blocks:
-        last = merged[-1] if merged else None
-        if last and (last.css, last.hidden) == (block.css, block.hidden) and (
-            0 <= block.start - (last.start + last.width) < 0.0015
-        ):
-            title = last.title if last.title.endswith(" and more") else f"{last.title} and more"
-            merged[-1] = dataclasses.replace(last, width=block.start + block.width - last.start, title=title)
-        else:
-            merged.append(block)
-    return merged
-
-
-def _strategy(span: Span, strategies: Sequence[str]) -> str | None:
-    """The strategy a span ran under: its ``strategy``, else that of its ``bucket`` counted along the pool."""
-    if "strategy" in span.args:
-        return str(span.args["strategy"])
-    bucket = span.args.get("bucket")
-    return strategies[bucket] if isinstance(bucket, int) and 0 <= bucket < len(strategies) else None
-
-
-def _title(rank: int, span: Span, strategy: str | None, start_ns: int) -> str:
-    said = [f"rank {rank}: {span.name}" + (f" {strategy}" if strategy else "") + (" (overlapped)" if span.hidden else "")]
-    said.append(f"{format_seconds(span.seconds)}, from {format_seconds((span.start_ns - start_ns) * 1e-9)}")
-    for name, value in span.args.items():
-        if name in ("strategy", "bucket"):
-            continue
-        name = name.replace("_", " ")
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            said.append(f"{name} {format_bytes(value)}".replace("bytes ", "") if "bytes" in name.split()
-                        else f"{name} {format_count(value)}")
-        else:
-            said.append(f"{name} {value}")
-    return " · ".join(said)
 
 
 def lane_height(num_rows: int) -> int:
@@ -162,8 +32,15 @@ def draw_rows(timeline: Timeline, x: Callable[[float], str], lane: int, gap: int
             top, height = (y + lane - max(3, lane // 4), max(3, lane // 4)) if block.hidden else (y, lane)
             width = max(block.width, 0.0004)
             # Touching neighbours stay apart by the lane's colour, drawn as a stroke.
-            rect = tag("rect", tag("title", block.title), x=x(block.start), width=x(width), y=top, height=height,
-                       class_=f"k {block.css}")
+            rect = tag(
+                "rect",
+                tag("title", block.title),
+                x=x(block.start),
+                width=x(width),
+                y=top,
+                height=height,
+                class_=f"k {block.css}",
+            )
             parts.append(rect)
             if width > 0.035 and not block.hidden and lane >= 16:
                 text = tag("text", block.label, x=5, y=number(lane / 2 + 4), class_=f"in {block.css}")
@@ -189,13 +66,28 @@ def page_timeline(timeline: Timeline) -> Markup:
     height = AXIS_HEIGHT + len(timeline.rows) * (lane + gap)
     every = 1 if lane >= 12 else 2
     names = [
-        tag("text", f"rank {rank}", x=58, y=number(AXIS_HEIGHT + row * (lane + gap) + lane / 2 + 4), text_anchor="end",
-            class_="tick")
-        for row, (rank, _) in enumerate(timeline.rows) if row % every == 0
+        tag(
+            "text",
+            f"rank {rank}",
+            x=58,
+            y=number(AXIS_HEIGHT + row * (lane + gap) + lane / 2 + 4),
+            text_anchor="end",
+            class_="tick",
+        )
+        for row, (rank, _) in enumerate(timeline.rows)
+        if row % every == 0
     ]
     axis = tag("svg", *names, width=62, height=height, class_="y-axis", aria_hidden="true")
-    drawing = tag("svg", draw_axis(timeline, percent, height), draw_rows(timeline, percent, lane, gap), width="100%",
-                  height=height, class_="spans", role="img", aria_label=f"Timeline of step {timeline.step}")
+    drawing = tag(
+        "svg",
+        draw_axis(timeline, percent, height),
+        draw_rows(timeline, percent, lane, gap),
+        width="100%",
+        height=height,
+        class_="spans",
+        role="img",
+        aria_label=f"Timeline of step {timeline.step}",
+    )
     return tag("div", axis, tag("div", drawing, class_="scroll"), class_="chart timeline")
 
 
@@ -223,9 +115,7 @@ def timeline_svg(run: Run, step: int | None = None, *, width: int = 960, max_ran
     colors = strategy_colors([entry.strategy for entry in pool])
     names = [(f"b{i}", f"{e.strategy} ≤ {e.bound_tokens:,}", colors[e.strategy][0]) for i, e in enumerate(pool)]
     names += [(phase, phase, pair[0]) for phase, pair in PHASE_COLORS.items()]
-    style = "".join(
-        f".{css}{{fill:{color}}}.in.{css}{{fill:{text_on(color)}}}" for css, _, color in names
-    )
+    style = "".join(f".{css}{{fill:{color}}}.in.{css}{{fill:{text_on(color)}}}" for css, _, color in names)
     style += (
         "text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#3d4652}"
         ".title{font-size:15px;font-weight:600;fill:#151a21}.tick{fill:#66717f}.in{font-size:11px;font-weight:600}"
@@ -239,18 +129,43 @@ def timeline_svg(run: Run, step: int | None = None, *, width: int = 960, max_ran
         legend.append(tag("text", name, x=number(at + 16), y=54))
         at += 34 + 6.6 * len(name)
     labels = [
-        tag("text", f"rank {rank}", x=left - 10, y=number(top + AXIS_HEIGHT + row * (lane + gap) + lane / 2 + 4),
-            text_anchor="end", class_="tick")
+        tag(
+            "text",
+            f"rank {rank}",
+            x=left - 10,
+            y=number(top + AXIS_HEIGHT + row * (lane + gap) + lane / 2 + 4),
+            text_anchor="end",
+            class_="tick",
+        )
         for row, (rank, _) in enumerate(timeline.rows)
     ]
     title = f"One optimizer step under {len(pool)} strategies: step {timeline.step}, {format_seconds(timeline.seconds)}"
-    body = tag("g", draw_axis(timeline, x, body_height), draw_rows(timeline, x, lane, gap),
-               transform=f"translate({left} {top})")
-    return str(tag(
-        "svg", tag("title", title), tag("style", Markup(style)), tag("rect", width=width, height=height, rx=8, fill="#fff"),
-        tag("text", title, x=left, y=27, class_="title"), *legend, *labels, body,
-        xmlns="http://www.w3.org/2000/svg", width=width, height=height, viewBox=f"0 0 {width} {height}", role="img",
-    )) + "\n"
+    body = tag(
+        "g",
+        draw_axis(timeline, x, body_height),
+        draw_rows(timeline, x, lane, gap),
+        transform=f"translate({left} {top})",
+    )
+    return (
+        str(
+            tag(
+                "svg",
+                tag("title", title),
+                tag("style", Markup(style)),
+                tag("rect", width=width, height=height, rx=8, fill="#fff"),
+                tag("text", title, x=left, y=27, class_="title"),
+                *legend,
+                *labels,
+                body,
+                xmlns="http://www.w3.org/2000/svg",
+                width=width,
+                height=height,
+                viewBox=f"0 0 {width} {height}",
+                role="img",
+            )
+        )
+        + "\n"
+    )
 
 
 def write_timeline_svg(run: Run, path: str | os.PathLike[str], step: int | None = None, **options: int) -> Path:

@@ -306,7 +306,7 @@ class ReshardExecutor:
     def start(self) -> ReshardHandle:
         """Starts a run and returns while its first exchange is under way."""
         self._staging.reserve(self._predicted, self._device)
-        stats = dataclasses.replace(self._moved, peak_extra_bytes=self._staging.held_bytes)
+        stats = dataclasses.replace(self.moved, peak_extra_bytes=self._staging.held_bytes)
         return ReshardHandle(self._run_steps(), stats)
 
     def run(self) -> ReshardStats:
@@ -331,7 +331,8 @@ class ReshardExecutor:
                         target.copy_(origin)
 
     @functools.cached_property
-    def _moved(self) -> ReshardStats:
+    def moved(self) -> ReshardStats:
+        """What every run moves on this rank, known before the first one."""
         local = sent = received = 0
         for round_ in self._rounds:
             moves = round_.moves

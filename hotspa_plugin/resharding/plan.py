@@ -140,6 +140,8 @@ class ReshardPlan:
     policy: str
     cells: CellTable
     routes: Routes
+    node_of_rank: np.ndarray  # [num_ranks]
+    card_of_rank: np.ndarray  # [num_ranks], network cards numbered over all nodes
     accumulate: bool = False
 
     @property
@@ -150,6 +152,13 @@ class ReshardPlan:
     def num_hops(self) -> int:
         """Hops that the plan needs, at least 1."""
         return int(self.routes.hop.max(initial=0)) + 1
+
+    @functools.cached_property
+    def group_of_routes(self) -> np.ndarray:
+        """The group of cells that each route moves."""
+        if len(self.routes) == 0:
+            return np.zeros(0, dtype=np.int64)
+        return self.cells.group[np.searchsorted(self.cells.start, self.routes.start, side="right") - 1]
 
     @functools.cached_property
     def hops(self) -> tuple[Moves, ...]:

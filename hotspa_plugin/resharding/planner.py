@@ -10,16 +10,32 @@ from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.resharding.cells import DESTINATION, SOURCE, CellTable, Incidences, cut_cells, shard_table
 from hotspa_plugin.resharding.plan import ReshardPlan, Routes
 from hotspa_plugin.resharding.policies import SEQUENTIAL_POLICIES, choose_sequentially
+from hotspa_plugin.resharding.spread import balanced_routes
+
+POLICIES = ("balanced", *SEQUENTIAL_POLICIES)
 
 
-def check_nodes(node_of_rank: np.ndarray | None, num_ranks: int) -> np.ndarray:
-    """The node of each rank, one node where none was given; ValueError where the count is wrong."""
-    if node_of_rank is None:
-        return np.zeros(num_ranks, dtype=np.int64)
-    nodes = np.asarray(node_of_rank, dtype=np.int64)
-    if nodes.shape != (num_ranks,):
-        raise ValueError(f"node_of_rank has shape {list(nodes.shape)} but there are {num_ranks} ranks: give one each")
-    return np.unique(nodes, return_inverse=True)[1].reshape(-1)
+def check_topology(
+    node_of_rank: np.ndarray | None, card_of_rank: np.ndarray | None, num_ranks: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Node and network card of each rank, numbered from 0; one node, and one card a node, where none were given.
+
+    Raises ValueError where a count is wrong or two nodes share a card.
+    """
+    found = []
+    for name, given, default in (
+        ("node_of_rank", node_of_rank, np.zeros(num_ranks, dtype=np.int64)),
+        ("card_of_rank", card_of_rank, node_of_rank if node_of_rank is not None else np.zeros(num_ranks)),
+    ):
+        values = np.asarray(default if given is None else given).astype(np.int64)
+        if values.shape != (num_ranks,):
+            raise ValueError(f"{name} has shape {list(values.shape)} but there are {num_ranks} ranks: give one each")
+        found.append(np.unique(values, return_inverse=True)[1].reshape(-1))
+    nodes, cards = found
+    pairs = np.unique(np.stack([cards, nodes]), axis=1)
+    if pairs.shape[1] != len(np.unique(cards)):
+        raise ValueError("card_of_rank puts ranks of two nodes on one network card: number cards over all nodes")
+    return nodes, cards
 
 
 def build_switch_plan(
@@ -28,12 +44,15 @@ def build_switch_plan(
     *,
     policy: str = "balanced",
     node_of_rank: np.ndarray | None = None,
+    card_of_rank: np.ndarray | None = None,
 ) -> ReshardPlan:
     """The copies that fill every shard of ``destination`` from the shards of ``source``.
 
     A rank that holds a piece in ``source`` reads its own copy; all other pieces are received from a sender
-    that ``policy`` picks among the piece's holders, which are equal sources. ``node_of_rank`` is an int array
-    of shape ``[num_ranks]``; by default all ranks share one node.
+    that ``policy`` picks among the piece's holders, which are equal sources; ``balanced`` also lets a piece that
+    a node lacks enter it once and be passed on inside (a second hop). ``node_of_rank`` is an int array of shape
+    ``[num_ranks]``; by default all ranks share one node. ``card_of_rank`` says in the same way which network card
+    a rank uses (numbered over all nodes); by default each node has one.
 
     Raises ValueError where the layouts differ in ranks or tensors, where nobody holds a region that is needed,
     and for an unknown policy.
@@ -43,14 +62,20 @@ def build_switch_plan(
             f"layout {source.label} has {source.num_ranks} ranks but layout {destination.label} has "
             f"{destination.num_ranks}: a switch keeps all ranks"
         )
-    if policy not in SEQUENTIAL_POLICIES:
-        raise ValueError(f"policy {policy!r} is unknown: choose one of {', '.join(SEQUENTIAL_POLICIES)}")
-    nodes = check_nodes(node_of_rank, source.num_ranks)
+    if policy not in POLICIES:
+        raise ValueError(f"policy {policy!r} is unknown: choose one of {', '.join(POLICIES)}")
+    nodes, cards = check_topology(node_of_rank, card_of_rank, source.num_ranks)
     cells = cut_cells(source, destination)
-    routes = choose_sequentially(cells, source, destination, nodes, policy)
+    if policy == "balanced":
+        routes = balanced_routes(cells, source, destination, nodes, cards)
+    else:
+        routes = choose_sequentially(cells, source, destination, nodes, policy)
     extra = _repeated_holdings(cells, destination, hop=int(routes.hop.max(initial=0)) + 1)
     routes = Routes.concatenate([routes, *extra])
-    return ReshardPlan(source=source, destination=destination, policy=policy, cells=cells, routes=routes)
+    return ReshardPlan(
+        source=source, destination=destination, policy=policy, cells=cells, routes=routes, node_of_rank=nodes,
+        card_of_rank=cards,
+    )
 
 
 def _nth(holders: Incidences) -> np.ndarray:
@@ -138,40 +163,60 @@ def build_flush_plan(strategy: ShardLayout, home: ShardLayout, switch_plan: Resh
             f"{strategy.label}, built from the same two layouts"
         )
     cells = switch_plan.cells.swapped()
-    routes = switch_plan.routes
-    group_of_route = cells.group[np.searchsorted(cells.start, routes.start, side="right") - 1]
-    last_hop = switch_plan.num_hops - 1
-    received = np.zeros(strategy.num_ranks, dtype=np.int64)  # what special groups bring, to spread them
-    direct: list[Routes] = []
+    hops = switch_plan.num_hops
+    received = np.zeros(strategy.num_ranks, dtype=np.int64)  # what direct additions bring, to spread them
     plain = np.zeros(cells.num_groups, dtype=bool)
+    tied, special = [], []
+    repeated = _groups_held_repeatedly(cells)
     for group in np.flatnonzero(cells.trainable).tolist():
         ours = copies_of_group(cells, SOURCE, group, strategy)
         theirs = copies_of_group(cells, DESTINATION, group, home)
-        plain[group] = not (ours.is_identical or theirs.is_identical or theirs.stage_copy.any())
-        if not plain[group]:
-            rows = group_of_route == group
-            sender = dict(zip(routes.destination_rank[rows].tolist(), routes.source_rank[rows].tolist(), strict=True))
-            direct.append(_flush_group(cells, group, ours, theirs, sender, received, last_hop))
-    picked = routes.select(plain[group_of_route])
+        if ours.is_identical or theirs.is_identical or (theirs.stage_copy.any() and repeated[group]):
+            special.append((group, ours, theirs))
+        elif theirs.stage_copy.any():
+            tied.append(group)
+        else:
+            plain[group] = True
+    routes = switch_plan.routes.select(plain[switch_plan.group_of_routes])
+    if tied:
+        # A second stage copy at home must not receive: plan these anew from the first copies alone.
+        holders = switch_plan.cells.sides[SOURCE]
+        first_copy = shard_table(home).stage_copy[shard_table(home).row(holders.holding, holders.shard)] == 0
+        again = balanced_routes(
+            switch_plan.cells, home, strategy, switch_plan.node_of_rank, switch_plan.card_of_rank, tied, first_copy
+        )
+        routes = Routes.concatenate([routes, again])
+        hops = max(hops, int(routes.hop.max(initial=0)) + 1)
     adjoint = Routes.build(
-        hop=last_hop - picked.hop,
-        source_rank=picked.destination_rank,
-        source_side=1 - picked.destination_side,
-        source_nth=picked.destination_nth,
-        destination_rank=picked.source_rank,
-        destination_side=1 - picked.source_side,
-        destination_nth=picked.source_nth,
-        start=picked.start,
-        stop=picked.stop,
+        hop=hops - 1 - routes.hop,
+        source_rank=routes.destination_rank,
+        source_side=1 - routes.destination_side,
+        source_nth=routes.destination_nth,
+        destination_rank=routes.source_rank,
+        destination_side=1 - routes.source_side,
+        destination_nth=routes.source_nth,
+        start=routes.start,
+        stop=routes.stop,
     )
+    direct = [_flush_group(cells, g, ours, theirs, switch_plan, received, hops - 1) for g, ours, theirs in special]
     return ReshardPlan(
         source=strategy,
         destination=home,
         policy=switch_plan.policy,
         cells=cells,
         routes=Routes.concatenate([adjoint, *direct]),
+        node_of_rank=switch_plan.node_of_rank,
+        card_of_rank=switch_plan.card_of_rank,
         accumulate=True,
     )
+
+
+def _groups_held_repeatedly(cells: CellTable) -> np.ndarray:
+    """Mask of the groups that some rank holds in more than one shard of one layout."""
+    found = np.zeros(cells.num_groups, dtype=bool)
+    for side in cells.sides:
+        found[cells.group[side.cell[_nth(side) > 0]]] = True
+    return found
 
 
 def _readers(copies: GroupCopies, home_ranks: set[int]) -> GroupCopies:
@@ -193,7 +238,7 @@ def _flush_group(
     group: int,
     ours: GroupCopies,
     theirs: GroupCopies,
-    sender: dict[int, int],
+    switch_plan: ReshardPlan,
     received: np.ndarray,
     hop: int,
 ) -> Routes:
@@ -202,6 +247,8 @@ def _flush_group(
     row_of_rank = {rank: row for row, rank in enumerate(targets.rank.tolist())}
     readers = _readers(ours, set(row_of_rank))
     start, stop = cells.bounds_of_group(group)
+    of_group = switch_plan.routes.select(switch_plan.group_of_routes == group)
+    sender = dict(zip(of_group.destination_rank.tolist(), of_group.source_rank.tolist(), strict=True))
     sources, destinations = [], []
     for reader, rank in enumerate(readers.rank.tolist()):
         wanted = rank if rank in row_of_rank else sender.get(rank)

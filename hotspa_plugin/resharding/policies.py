@@ -70,27 +70,12 @@ def _new_greedy(num_ranks: int, node: list[int]) -> Chooser:
     return choose
 
 
-def _balanced(num_ranks: int, node: list[int]) -> Chooser:
-    sent = [0] * num_ranks
-
-    def choose(piece: int, owners: Sequence[int], receiver: int, elements: int) -> int:
-        owner = min(
-            [owner for owner in owners if node[owner] == node[receiver]] or owners,
-            key=lambda o: (sent[o], (o - receiver) % num_ranks),
-        )
-        sent[owner] += elements
-        return owner
-
-    return choose
-
-
 SEQUENTIAL_POLICIES: dict[str, Callable[[int, list[int]], Chooser]] = {
     "fcfs": _fcfs,
     "round_robin": _round_robin,
     "multi_node_round_robin": _multi_node_round_robin,
     "greedy": _greedy,
     "new_greedy": _new_greedy,
-    "balanced": _balanced,
 }
 
 

@@ -12,17 +12,13 @@ import torch.distributed as dist
 
 from hotspa_plugin.data import BatchAssignment, BucketAssignment, BucketSpec, Sample, assign_batch
 from hotspa_plugin.data.micro_batch import PackedMicroBatch, PaddedMicroBatch, pack_micro_batch, pad_micro_batch
-from hotspa_plugin.resharding.executor import ReshardStats
 from hotspa_plugin.runtime.agreement import check_agreement
-from hotspa_plugin.runtime.hot_switcher import HotSwitcher
+from hotspa_plugin.runtime.hot_switcher import NOTHING_MOVED, HotSwitcher
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 from hotspa_plugin.runtime.run_record import BucketRecord
 
 MicroBatch = PackedMicroBatch | PaddedMicroBatch
 
-_NOTHING_MOVED = ReshardStats(
-    local_bytes=0, sent_bytes=0, received_bytes=0, num_rounds=0, predicted_peak_extra_bytes=0, peak_extra_bytes=0
-)
 
 
 class GlobalBatch(Protocol):
@@ -119,7 +115,7 @@ class BucketLoop:
             total += part
             records.append(record)
         self.switcher.release()
-        with self._phase("data", batch.step):
+        with self._phase("wait", batch.step):
             total = total.to(self._device)
             dist.all_reduce(total)
             loss_sum, num_targets = total.tolist()
@@ -139,7 +135,7 @@ class BucketLoop:
         about = {"bucket": spec.bound_tokens, "strategy": runner.label}
         with self._phase("data", step, **about):
             micro_batches = self._build(batch, assigned.replicas[runner.dp_rank], spec)
-        moved_there, switch_s = _NOTHING_MOVED, 0.0
+        moved_there, switch_s = NOTHING_MOVED, 0.0
         if not at_home:
             with self._phase("switch", step, **about) as span:
                 moved_there = self.switcher.enter(runner.label)
@@ -149,7 +145,7 @@ class BucketLoop:
             if micro_batches:
                 part = runner.run(step, index, micro_batches, forward_only=forward_only)
         compute_s = span.seconds
-        moved_back, flush_s = _NOTHING_MOVED, 0.0
+        moved_back, flush_s = NOTHING_MOVED, 0.0
         if not at_home and not forward_only:
             with self._phase("flush", step, **about) as span:
                 moved_back = self.switcher.flush(runner.label)
@@ -164,10 +160,10 @@ class BucketLoop:
             switch_s=switch_s,
             compute_s=compute_s,
             flush_s=flush_s,
-            switch_bytes_local=moved_there.local_bytes,
-            switch_bytes_remote=moved_there.sent_bytes,
-            flush_bytes_local=moved_back.local_bytes,
-            flush_bytes_remote=moved_back.sent_bytes,
+            switch_bytes_local=moved_there.local,
+            switch_bytes_remote=moved_there.remote,
+            flush_bytes_local=moved_back.local,
+            flush_bytes_remote=moved_back.remote,
         )
         return part, record
 

@@ -9,13 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from hotspa_plugin.runtime.rank_failure import RankFailure, UserError, is_user_error, report_error
+from hotspa_plugin.runtime.rank_failure import RankFailure, UserError, explain, report_error
 from hotspa_plugin.runtime.rank_process import resolve_target
 from hotspa_plugin.runtime.worker_pool import PEER_SETTLE_S, Target, WorkerPool, choose_device
 
 __all__ = ["RankFailure", "UserError", "clean_exit", "in_torchrun", "launch"]
-
-EXIT_FAILURE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def in_torchrun() -> bool:
@@ -64,7 +62,9 @@ def launch(
 def _run_in_process(function: Target, num_ranks: int | None, args: Sequence[Any], timeout_s: float, device: str) -> Any:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if num_ranks is not None and num_ranks != world_size:
-        raise UserError(f"{num_ranks} ranks asked for, but torchrun started {world_size}: make the two equal, or leave one out")
+        raise UserError(
+            f"{num_ranks} ranks asked for, but torchrun started {world_size}: make the two equal, or leave one out"
+        )
     import torch
     import torch.distributed as dist
 
@@ -96,15 +96,10 @@ def clean_exit() -> Iterator[None]:
     """
     try:
         yield
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
-    except RankFailure as failure:
-        prefix = "error: " if failure.exit_code == EXIT_USER_ERROR else ""
-        print(f"{prefix}{failure}", file=sys.stderr)
-        sys.exit(failure.exit_code)
-    except ValueError as error:
-        if not is_user_error(error):
+    except (KeyboardInterrupt, Exception) as error:
+        explained = explain(error)
+        if explained is None:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(EXIT_USER_ERROR)
+        code, message = explained
+        print(message, file=sys.stderr)
+        sys.exit(code)

@@ -49,6 +49,8 @@ class FailureKind(enum.Enum):
     PEER_LOST = "peer lost"  # its only trouble was another rank
 
 
+EXIT_FAILURE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+
 _CAUSE_ORDER = {kind: position for position, kind in enumerate(FailureKind)}
 
 
@@ -82,7 +84,7 @@ class RankFailure(RuntimeError):
     @property
     def exit_code(self) -> int:
         """2 for what the user can put right, 1 for everything else."""
-        return 2 if self.cause.kind is FailureKind.USER else 1
+        return EXIT_USER_ERROR if self.cause.kind is FailureKind.USER else EXIT_FAILURE
 
     def _message(self) -> str:
         cause = self.cause
@@ -129,6 +131,25 @@ def is_user_error(error: BaseException) -> bool:
     return package in Path(innermost).resolve().parents
 
 
+def explain(error: BaseException) -> tuple[int, str] | None:
+    """Exit code and message for an error that ends a command; None for a bug, whose traceback is wanted.
+
+    An error that a worker pool passed on as itself is told as what it was on its rank.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED, "interrupted"
+    failure = error if isinstance(error, RankFailure) else error.__cause__
+    if isinstance(failure, RankFailure):
+        code, message = failure.exit_code, str(failure)
+    elif is_user_error(error):
+        code, message = EXIT_USER_ERROR, str(error)
+    else:
+        return None
+    if code == EXIT_USER_ERROR:
+        message = "\n".join(f"error: {line}" for line in message.splitlines())
+    return code, message
+
+
 def is_peer_loss(error: BaseException) -> bool:
     """True where ``error``, or what it was raised from, only says that another rank is gone or late."""
     seen: BaseException | None = error
@@ -146,7 +167,11 @@ def report_error(label: str, error: BaseException) -> RankReport:
     """Describes an exception caught on a rank; called where it was caught, so that the traceback is there."""
     if is_user_error(error):
         return RankReport(
-            label=label, kind=FailureKind.USER, summary=str(error), time_s=time.monotonic(), pickled_error=_pickle(error)
+            label=label,
+            kind=FailureKind.USER,
+            summary=str(error),
+            time_s=time.monotonic(),
+            pickled_error=_pickle(error),
         )
     if isinstance(error, SystemExit):
         summary = f"called sys.exit({error.code!r})"
@@ -204,7 +229,9 @@ def condensed_stack(dump: str) -> str:
     if not current:
         return ""
     frames = [line.strip() for line in current[0].splitlines() if line.strip().startswith("File ")]
-    frames = [frame for frame in frames if not any(part in frame for part in (_OWN_FILE, "multiprocessing", "<string>"))]
+    frames = [
+        frame for frame in frames if not any(part in frame for part in (_OWN_FILE, "multiprocessing", "<string>"))
+    ]
     return "\n".join(frames[:MAX_FRAMES_SHOWN])
 
 

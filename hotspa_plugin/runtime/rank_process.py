@@ -175,7 +175,7 @@ class RankProcess:
         """The message that is waiting, or None where the rank is gone and left none."""
         try:
             return pickle.loads(self.connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # the latter where it went in the middle of a message
             return None
 
     def report_death(self) -> RankReport:

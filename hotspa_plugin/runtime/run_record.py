@@ -119,8 +119,10 @@ class LengthHistogram(_Record):
     @pydantic.model_validator(mode="after")
     def _check(self) -> LengthHistogram:
         if len(self.edges_tokens) != len(self.counts) + 1:
-            raise ValueError(f"{len(self.counts)} counts need {len(self.counts) + 1} edges, not {len(self.edges_tokens)}")
-        if any(a >= b for a, b in zip(self.edges_tokens, self.edges_tokens[1:])):
+            raise ValueError(
+                f"{len(self.counts)} counts need {len(self.counts) + 1} edges, not {len(self.edges_tokens)}"
+            )
+        if any(a >= b for a, b in zip(self.edges_tokens[:-1], self.edges_tokens[1:], strict=True)):
             raise ValueError("edges_tokens must ascend")
         return self
 
@@ -172,8 +174,12 @@ class MachineInfo(_Record):
         except (ValueError, OSError, AttributeError):
             memory_bytes = None
         return cls(
-            host=socket.gethostname(), device=device, num_nodes=num_nodes, num_cpus=os.cpu_count(),
-            memory_bytes=memory_bytes, system=platform.platform(terse=True),
+            host=socket.gethostname(),
+            device=device,
+            num_nodes=num_nodes,
+            num_cpus=os.cpu_count(),
+            memory_bytes=memory_bytes,
+            system=platform.platform(terse=True),
         )
 
 

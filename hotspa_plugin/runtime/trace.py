@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import socket
 import time
@@ -88,11 +89,15 @@ class TracePart:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_for_append(self._path)
             clock = {
-                "rank": self._rank, "host": socket.gethostname(), "machine": machine_id(), "pid": os.getpid(),
-                "wall_ns": time.time_ns(), "monotonic_ns": time.perf_counter_ns(),
+                "rank": self._rank,
+                "host": socket.gethostname(),
+                "machine": machine_id(),
+                "pid": os.getpid(),
+                "wall_ns": time.time_ns(),
+                "monotonic_ns": time.perf_counter_ns(),
             }
             self._file.write(json.dumps(clock) + "\n")
-        rows = [[s.name, s.start_ns, s.end_ns, s.depth, int(s.hidden), s.args] for s in spans]
+        rows = [[s.name, s.start_ns, s.end_ns, s.depth, int(s.hidden), _plain(s.args)] for s in spans]
         line: dict[str, Any] = {"step": step, "spans": rows}
         if num_dropped:
             line["num_dropped"] = num_dropped
@@ -108,10 +113,22 @@ class TracePart:
 def open_for_append(path: Path) -> Any:
     """Opens a file of lines to add more, after removing a last line that a crash left unfinished."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb+") as file:
-        whole = file.read()
-        if whole and not whole.endswith(b"\n"):
-            file.truncate(whole.rfind(b"\n") + 1)
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 65536)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        file.truncate(end)
     return open(path, "a", encoding="utf-8", newline="\n")
+
+
+def _plain(args: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that JSON can say: it has no word for NaN and infinity."""
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in args.items()}
 
 
 class _Clock(pydantic.BaseModel):
@@ -206,11 +223,18 @@ def trace_events(ranks: tuple[RankSpans, ...]) -> dict[str, Any]:
             events.append(_metadata("thread_sort_index", r.rank, thread, sort_index=thread))
         for step, spans in r.steps.items():
             for span in spans:
-                events.append({
-                    "ph": "X", "name": span.name, "cat": span.name if span.name in PHASES else "detail",
-                    "pid": r.rank, "tid": int(span.hidden), "ts": (span.start_ns - start_ns) / 1000,
-                    "dur": max(0, span.end_ns - span.start_ns) / 1000, "args": {"step": step, **span.args},
-                })
+                events.append(
+                    {
+                        "ph": "X",
+                        "name": span.name,
+                        "cat": span.name if span.name in PHASES else "detail",
+                        "pid": r.rank,
+                        "tid": int(span.hidden),
+                        "ts": (span.start_ns - start_ns) / 1000,
+                        "dur": max(0, span.end_ns - span.start_ns) / 1000,
+                        "args": {"step": step, **span.args},
+                    }
+                )
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"start_unix_ns": str(start_ns)}}
 
 

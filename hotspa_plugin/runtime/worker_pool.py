@@ -32,7 +32,8 @@ def count_gpus() -> int:
 
 def rank_environment(num_ranks: int, device: str) -> dict[str, str]:
     """Environment variables of local ranks, those left out that the user has set already."""
-    num_threads = max(1, (os.cpu_count() or 1) // max(1, num_ranks))
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_threads = max(1, num_cores // num_ranks)
     wanted = {
         "OMP_NUM_THREADS": str(num_threads),
         "PYTHONUNBUFFERED": "1",
@@ -53,7 +54,10 @@ def choose_device(device: str, num_ranks: int) -> str:
         return "cpu"
     num_gpus = count_gpus()
     if device == "cuda" and num_gpus < num_ranks:
-        raise ValueError(f"device cuda: {num_ranks} ranks need as many GPUs, this machine has {num_gpus}; use fewer ranks or device cpu")
+        raise ValueError(
+            f"device cuda: {num_ranks} ranks need as many GPUs, this machine has {num_gpus}: "
+            "use fewer ranks or device cpu"
+        )
     return "cuda" if 0 < num_ranks <= num_gpus else "cpu"
 
 
@@ -190,7 +194,9 @@ class WorkerPool:
             raise ValueError("this pool has no reference process: create it with extra_reference=True")
         return self._call([self._reference], target, [()], kwargs, timeout_s)[0]
 
-    def run_positional(self, target: Target, args_of_rank: Sequence[tuple], timeout_s: float | None = None) -> list[Any]:
+    def run_positional(
+        self, target: Target, args_of_rank: Sequence[tuple], timeout_s: float | None = None
+    ) -> list[Any]:
         """Calls ``target(*args_of_rank[rank])`` on every rank; raises ``RankFailure`` for any error."""
         return self._call(self._ranks, target, args_of_rank, {}, timeout_s, raise_original=False)
 
@@ -204,7 +210,9 @@ class WorkerPool:
         raise_original: bool = True,
     ) -> list[Any]:
         if not self.usable:
-            raise RuntimeError(f"this worker pool cannot be used any more: {self._closed_because}; restart() starts it anew")
+            raise RuntimeError(
+                f"this worker pool cannot be used any more: {self._closed_because}; restart() starts it anew"
+            )
         called = [process for process in processes if process is not None]
         timeout_s = self._call_timeout_s if timeout_s is None else timeout_s
         try:

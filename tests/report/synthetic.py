@@ -44,20 +44,34 @@ def write_run(directory: Path, *, num_steps=20, num_ranks=4, num_buckets=3, spar
     lengths = draw_lengths(4000, longest, seed)
     directory.mkdir(parents=True, exist_ok=True)
     info = dict(
-        world_size=num_ranks, home=pool[-1][0], started_at="2026-03-01T12:00:00+00:00",
-        pool=tuple(PoolEntry(strategy=s, bound_tokens=b, predicted_peak_memory_bytes=None if sparse else
-                             int((3.1 + 0.4 * i) * GIB)) for i, (s, b) in enumerate(pool)),
+        world_size=num_ranks,
+        home=pool[-1][0],
+        started_at="2026-03-01T12:00:00+00:00",
+        pool=tuple(
+            PoolEntry(
+                strategy=s, bound_tokens=b, predicted_peak_memory_bytes=None if sparse else int((3.1 + 0.4 * i) * GIB)
+            )
+            for i, (s, b) in enumerate(pool)
+        ),
         model=ModelInfo(name="tiny-llama"),
         machine=MachineInfo(host="node-01", device="cpu"),
     )
     if not sparse:
         info.update(
-            command="hotspa demo --ranks 4", seed=1234, predicted_peak_memory_bytes=int(4.3 * GIB),
+            command="hotspa demo --ranks 4",
+            seed=1234,
+            predicted_peak_memory_bytes=int(4.3 * GIB),
             model=ModelInfo(name="tiny-llama", num_parameters=12_345_678, dtype="float32", config={"num_layers": 4}),
             machine=MachineInfo(host="node-01", device="cpu", num_cpus=16, memory_bytes=64 * GIB),
             versions={"python": "3.12.3", "torch": "2.14.1", "megatron-core": "0.19.2", "hotspa_plugin": "0.1.0"},
-            data=DataInfo(source="python standard library", num_sequences=len(lengths), num_tokens=sum(lengths),
-                          longest_tokens=max(lengths), num_truncated=12, lengths=LengthHistogram.from_lengths(lengths)),
+            data=DataInfo(
+                source="python standard library",
+                num_sequences=len(lengths),
+                num_tokens=sum(lengths),
+                longest_tokens=max(lengths),
+                num_truncated=12,
+                lengths=LengthHistogram.from_lengths(lengths),
+            ),
         )
     write_json(directory / "run.json", RunInfo(**info))
     sampling, kept = TraceSampling(), []
@@ -96,7 +110,7 @@ def make_step(step, pool, source, sparse):
         home = i == len(pool) - 1
         tokens = sum(mine)
         moved = 0 if home else int(180e6 / (i + 1))
-        args = {"strategy": strategy, "bucket": i}
+        args = {"strategy": strategy, "bucket": bound}
         seconds["data"] += spend("data", 0.006 * slow, **args)
         switch = 0 if home else spend("switch", slow * source.uniform(0.05, 0.08), bytes_remote=moved, **args)
         compute = spend("compute", slow * tokens * (7e-6 + 2e-6 * i) * source.uniform(0.96, 1.06), **args)
@@ -106,23 +120,48 @@ def make_step(step, pool, source, sparse):
         seconds["switch"] += switch
         seconds["compute"] += compute
         seconds["flush"] += flush
-        buckets.append(BucketRecord(
-            bound_tokens=bound, strategy=strategy, sequences=len(mine), tokens=tokens, padding_tokens=tokens // (9 + i),
-            num_micro_batches=1 + len(mine) // 8, switch_s=switch, compute_s=compute, flush_s=flush,
-            switch_bytes_local=moved // 3, switch_bytes_remote=moved, flush_bytes_local=moved // 4,
-            flush_bytes_remote=moved, peak_memory_bytes=None if sparse else int((2.7 + 0.35 * i) * GIB),
-        ))
+        buckets.append(
+            BucketRecord(
+                bound_tokens=bound,
+                strategy=strategy,
+                sequences=len(mine),
+                tokens=tokens,
+                padding_tokens=tokens // (9 + i),
+                num_micro_batches=1 + len(mine) // 8,
+                switch_s=switch,
+                compute_s=compute,
+                flush_s=flush,
+                switch_bytes_local=moved // 3,
+                switch_bytes_remote=moved,
+                flush_bytes_local=moved // 4,
+                flush_bytes_remote=moved,
+                peak_memory_bytes=None if sparse else int((2.7 + 0.35 * i) * GIB),
+            )
+        )
     seconds["optimizer"] += spend("optimizer", 0.045 * slow)
     total = now + 0.01
-    optional = {} if sparse else dict(
-        grad_norm=1.2 * math.exp(-step / 40) + source.uniform(0.2, 0.4), learning_rate=min(1, (step + 1) / 10) * 3e-4,
-        peak_memory_bytes=int(source.uniform(3.9, 4.1) * GIB), resident_memory_bytes=int(source.uniform(2.6, 2.7) * GIB),
-        hidden_s={"flush": 0.05 * (len(buckets) - 1)},
+    optional = (
+        {}
+        if sparse
+        else dict(
+            grad_norm=1.2 * math.exp(-step / 40) + source.uniform(0.2, 0.4),
+            learning_rate=min(1, (step + 1) / 10) * 3e-4,
+            peak_memory_bytes=int(source.uniform(3.9, 4.1) * GIB),
+            resident_memory_bytes=int(source.uniform(2.6, 2.7) * GIB),
+            hidden_s={"flush": 0.05 * (len(buckets) - 1)},
+        )
     )
     loss = 1.9 + 3.7 * math.exp(-step / (60 if step > 100 else 25)) + source.gauss(0, 0.05)
     return StepRecord(
-        step=step, loss=loss, tokens=sum(batch), target_tokens=sum(batch) - len(batch), sequences=len(batch),
-        tokens_per_s=sum(batch) / total, seconds=StepSeconds(total=total, **seconds), buckets=tuple(buckets), **optional,
+        step=step,
+        loss=loss,
+        tokens=sum(batch),
+        target_tokens=sum(batch) - len(batch),
+        sequences=len(batch),
+        tokens_per_s=sum(batch) / total,
+        seconds=StepSeconds(total=total, **seconds),
+        buckets=tuple(buckets),
+        **optional,
     ), spans
 
 
@@ -130,14 +169,27 @@ def write_part(directory, rank, kept, source):
     path = part_path(directory, rank)
     path.parent.mkdir(exist_ok=True)
     with open(path, "w") as file:
-        file.write(json.dumps({"rank": rank, "host": f"node-{rank // 8:02d}", "machine": f"m{rank // 8}", "pid": 100 + rank,
-                               "wall_ns": 10**18, "monotonic_ns": 0}) + "\n")
+        file.write(
+            json.dumps(
+                {
+                    "rank": rank,
+                    "host": f"node-{rank // 8:02d}",
+                    "machine": f"m{rank // 8}",
+                    "pid": 100 + rank,
+                    "wall_ns": 10**18,
+                    "monotonic_ns": 0,
+                }
+            )
+            + "\n"
+        )
         start = 0
         for step, spans in kept:
             rows = []
             for name, args, begin, end, hidden in spans:
                 trim = 0.0 if rank == 0 else (end - begin) * source.uniform(0, 0.12)
-                rows.append([name, start + int(begin * 1e9), start + int((end - trim) * 1e9), int(hidden), int(hidden), args])
+                rows.append(
+                    [name, start + int(begin * 1e9), start + int((end - trim) * 1e9), int(hidden), int(hidden), args]
+                )
             start += int(max(s[3] for s in spans) * 1e9) + 20_000_000
             file.write(json.dumps({"step": step, "spans": rows}) + "\n")
 
@@ -151,8 +203,13 @@ def make_comparison(factor=1.3, noise=0.02, num_steps=10, refused=True, seed=3):
     def run(label, kind, slower):
         seconds = hot_s if kind == "hot" else [s * slower * math.exp(source.gauss(0, noise)) for s in hot_s]
         return ComparedRun(
-            label=label, kind=kind, step_s=tuple(seconds), tokens_per_s=50_000 * num_steps / sum(seconds), loss=losses[-1],
-            losses=tuple(loss * (1 if kind == "hot" else 1 + 2e-7) for loss in losses), peak_memory_bytes=4 * GIB,
+            label=label,
+            kind=kind,
+            step_s=tuple(seconds),
+            tokens_per_s=50_000 * num_steps / sum(seconds),
+            loss=losses[-1],
+            losses=tuple(loss * (1 if kind == "hot" else 1 + 2e-7) for loss in losses),
+            peak_memory_bytes=4 * GIB,
         )
 
     runs = [run("hot", "hot", 1), run("tp4pp2", "static", factor), run("tp2pp2", "static", factor * 1.15)]

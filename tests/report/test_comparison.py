@@ -13,14 +13,19 @@ from . import synthetic
 def two(hot, static, **options):
     return Comparison(
         runs=(ComparedRun(label="hot", kind="hot", **hot), ComparedRun(label="tp2", kind="static", **static)),
-        num_steps=10, num_tokens=1000, **options,
+        num_steps=10,
+        num_tokens=1000,
+        **options,
     )
 
 
 @pytest.mark.parametrize(
     ("factor", "outcome", "words"),
-    [(1.3, "hot", "Hot switching wins: 1."), (0.8, "static", "Static tp4pp2 wins: hot switching reaches 0."),
-     (1.001, "tie", "A tie")],
+    [
+        (1.3, "hot", "Hot switching wins: 1."),
+        (0.8, "static", "Static tp4pp2 wins: hot switching reaches 0."),
+        (1.001, "tie", "A tie"),
+    ],
 )
 def test_the_verdict_against_the_best_static_run(factor, outcome, words):
     comparison = synthetic.make_comparison(factor, noise=0.02)

@@ -13,7 +13,9 @@ from . import synthetic
 
 
 def make_console(terminal=False, width=80):
-    return Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None, force_interactive=terminal)
+    return Console(
+        file=io.StringIO(), width=width, force_terminal=terminal, color_system=None, force_interactive=terminal
+    )
 
 
 def shown(console):
@@ -71,7 +73,14 @@ def test_progress_on_a_terminal_is_a_bar_that_counts_on_after_a_resume(run):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (1024**2 - 1, "1.00 MiB"), (3.5 * 2**30, "3.50 GiB"), (None, "–")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1024**2 - 1, "1.00 MiB"),
+        (3.5 * 2**30, "3.50 GiB"),
+        (None, "–"),
+    ],
 )
 def test_bytes(value, text):
     assert formats.format_bytes(value) == text
@@ -79,8 +88,18 @@ def test_bytes(value, text):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0 s"), (1.934, "1.93 s"), (0.99996, "1.00 s"), (0.412, "412 ms"), (85e-6, "85.0 µs"), (1e-9, "0.00 µs"),
-     (200, "3 min 20 s"), (119.6, "2 min 0 s"), (7260, "2 h 1 min"), (None, "–")],
+    [
+        (0, "0 s"),
+        (1.934, "1.93 s"),
+        (0.99996, "1.00 s"),
+        (0.412, "412 ms"),
+        (85e-6, "85.0 µs"),
+        (1e-9, "0.00 µs"),
+        (200, "3 min 20 s"),
+        (119.6, "2 min 0 s"),
+        (7260, "2 h 1 min"),
+        (None, "–"),
+    ],
 )
 def test_seconds(value, text):
     assert formats.format_seconds(value) == text
@@ -88,8 +107,18 @@ def test_seconds(value, text):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (7, "7"), (7.25, "7.25"), (9876, "9,876"), (9999.6, "10,000"), (12345, "12.3k"), (999_999, "1.00M"),
-     (1.25e6, "1.25M"), (float("inf"), "inf"), (None, "–")],
+    [
+        (0, "0"),
+        (7, "7"),
+        (7.25, "7.25"),
+        (9876, "9,876"),
+        (9999.6, "10,000"),
+        (12345, "12.3k"),
+        (999_999, "1.00M"),
+        (1.25e6, "1.25M"),
+        (float("inf"), "inf"),
+        (None, "–"),
+    ],
 )
 def test_counts(value, text):
     assert formats.format_count(value) == text

@@ -9,7 +9,7 @@ import pytest
 
 from hotspa_plugin.report import read_run, render, write_report
 from hotspa_plugin.report.histogram_svg import length_chart
-from hotspa_plugin.report.svg import Series, line_chart, linear_ticks, log_ticks, smooth, thin
+from hotspa_plugin.report.svg import Series, line_chart, linear_ticks, log_ticks, smooth, tag, thin
 from hotspa_plugin.runtime.run_record import LengthHistogram, PoolEntry, RunInfo, StepRecord, write_json
 
 from . import synthetic
@@ -58,11 +58,27 @@ def test_the_page_of_a_whole_run(run, run_folder):
     assert path == run_folder / "report.html" and (run_folder / "trace.json").exists()
     text = path.read_text()
     page = Page(text)
-    for heading in ("Hot switching against static", "Timeline of one step", "Where a step", "Sequence lengths", "Buckets",
-                    "Bytes moved per switch", "Loss", "Throughput", "Memory of the fullest rank", "Gradient norm"):
+    for heading in (
+        "Hot switching against static",
+        "Timeline of one step",
+        "Where a step",
+        "Sequence lengths",
+        "Buckets",
+        "Bytes moved per switch",
+        "Loss",
+        "Throughput",
+        "Memory of the fullest rank",
+        "Gradient norm",
+    ):
         assert f"<h2>{heading}" in text, heading
-    for word in ("tiny-llama on 4 ranks", "torch 2.14.1", "tp2pp2 up to 16,384 tokens", "Hot switching wins",
-                 "4.30 GiB predicted", "cannot hold its longest sequence"):
+    for word in (
+        "tiny-llama on 4 ranks",
+        "torch 2.14.1",
+        "tp2pp2 up to 16,384 tokens",
+        "Hot switching wins",
+        "4.30 GiB predicted",
+        "cannot hold its longest sequence",
+    ):
         assert word in page.words, word
     assert text.count("<template data-step=") == 19  # the twentieth is shown
 
@@ -71,11 +87,14 @@ def test_the_page_loads_nothing(run):
     text = render(run)
     page = Page(text)
     assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
-    for tag, attributes in page.attributes:
-        assert not {"src", "href", "xlink:href", "action"} & set(attributes), tag
-        assert not [name for name in attributes if name.startswith("on")], tag
-    assert "url(" not in text and "@import" not in text and "://" not in re.sub(r"chrome://tracing", "", text).replace(
-        "http://www.w3.org/2000/svg", "")
+    for name, attributes in page.attributes:
+        assert not {"src", "href", "xlink:href", "action"} & set(attributes), name
+        assert not [key for key in attributes if key.startswith("on")], name
+    assert (
+        "url(" not in text
+        and "@import" not in text
+        and "://" not in re.sub(r"chrome://tracing", "", text).replace("http://www.w3.org/2000/svg", "")
+    )
     assert "default-src 'none'" in text
 
 
@@ -95,7 +114,9 @@ def test_every_name_from_the_data_is_escaped(tmp_path):
     for path in [folder / "steps.jsonl", *(folder / "trace").iterdir()]:
         path.write_text(path.read_text().replace(info.pool[0].strategy + '"', named + '"').replace("node-", named))
     comparison = synthetic.make_comparison()
-    runs = tuple(r if r.kind == "hot" else r.model_copy(update={"label": HOSTILE, "error": HOSTILE}) for r in comparison.runs)
+    runs = tuple(
+        r if r.kind == "hot" else r.model_copy(update={"label": HOSTILE, "error": HOSTILE}) for r in comparison.runs
+    )
     write_json(folder / "comparison.json", comparison.model_copy(update={"runs": runs}))
 
     page_text = render(read_run(folder))
@@ -107,7 +128,12 @@ def test_every_name_from_the_data_is_escaped(tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [dict(num_steps=0), dict(num_steps=1), dict(num_steps=3, sparse=True), dict(num_steps=2, num_buckets=2, sparse=True)],
+    [
+        dict(num_steps=0),
+        dict(num_steps=1),
+        dict(num_steps=3, sparse=True),
+        dict(num_steps=2, num_buckets=2, sparse=True),
+    ],
     ids=str,
 )
 def test_short_and_sparse_runs_have_a_page(tmp_path, options):
@@ -135,8 +161,9 @@ def test_a_diverged_run_has_a_page(tmp_path):
     text = render(read_run(folder))
     page = Page(text)
     assert text.count("✕") >= 6 and "Loss NaN" in page.words
-    for tag, attributes in page.attributes:
-        assert not any("nan" in str(v) for k, v in attributes.items() if k in ("d", "x", "y", "cx", "cy", "width")), tag
+    for name, attributes in page.attributes:
+        places = [attributes.get(key) or "" for key in ("d", "x", "y", "cx", "cy", "width")]
+        assert not any("nan" in place for place in places), name
 
 
 def test_an_output_in_no_folder_is_refused(run_folder, tmp_path):
@@ -178,3 +205,14 @@ def test_thinning_keeps_the_extremes_and_smoothing_the_mean():
 
 def test_a_chart_of_nothing_finite_says_so():
     assert "No finite value" in line_chart([Series(name="a", points=[(0, math.nan)])], title="t", format_y=str)
+
+
+def test_an_element_escapes_attributes_and_text():
+    assert tag("text", '<b>"', aria_label='"><x') == '<text aria-label="&#34;&gt;&lt;x">&lt;b&gt;&#34;</text>'
+
+
+def test_charts_carry_their_points_for_the_pointer(run):
+    plots = [attributes for _, attributes in Page(render(run)).attributes if "data-series" in attributes]
+    assert len(plots) == 5
+    (series,) = json.loads(plots[0]["data-series"])
+    assert [point[2:] for point in series["at"]] == [[s.step, f"{s.loss:.4g}"] for s in run.steps]

@@ -6,17 +6,20 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from hotspa_plugin.report import read_run, timeline_svg, write_timeline_svg
-from hotspa_plugin.report.timeline_svg import build_timeline, page_timeline, typical_step
+from hotspa_plugin.report.reader import Run
+from hotspa_plugin.report.timeline import build_timeline, typical_step
+from hotspa_plugin.report.timeline_svg import page_timeline
 from hotspa_plugin.runtime.run_record import ModelInfo, PoolEntry, RunInfo
 from hotspa_plugin.runtime.trace import RankSpans, Span
 
 from . import synthetic
-from hotspa_plugin.report.reader import Run
 
 
 def make_run(tmp_path, spans_of_rank):
     info = RunInfo(
-        world_size=len(spans_of_rank), home="tp2", model=ModelInfo(name="m"),
+        world_size=len(spans_of_rank),
+        home="tp2",
+        model=ModelInfo(name="m"),
         pool=(PoolEntry(strategy="tp1", bound_tokens=8), PoolEntry(strategy="tp2", bound_tokens=16)),
     )
     ranks = tuple(RankSpans(rank=i, host="h", steps={0: tuple(spans)}) for i, spans in enumerate(spans_of_rank))
@@ -24,11 +27,16 @@ def make_run(tmp_path, spans_of_rank):
 
 
 def test_blocks_lie_where_their_spans_were(tmp_path):
-    run = make_run(tmp_path, [
-        [Span(name="compute", start_ns=100, end_ns=150, args={"bucket": 1})],
-        [Span(name="compute", start_ns=150, end_ns=200, args={"strategy": "tp1"}),
-         Span(name="flush", start_ns=100, end_ns=125, hidden=True)],
-    ])
+    run = make_run(
+        tmp_path,
+        [
+            [Span(name="compute", start_ns=100, end_ns=150, args={"bucket": 16, "step": 0})],
+            [
+                Span(name="compute", start_ns=150, end_ns=200, args={"strategy": "tp1"}),
+                Span(name="flush", start_ns=100, end_ns=125, hidden=True),
+            ],
+        ],
+    )
     timeline = build_timeline(run, 0)
     assert timeline.seconds == pytest.approx(100e-9)
     (first,), (second, hidden) = (blocks for _, blocks in timeline.rows)
@@ -38,20 +46,27 @@ def test_blocks_lie_where_their_spans_were(tmp_path):
 
 
 def test_inner_phases_are_painted_last_and_details_left_to_the_trace(tmp_path):
-    run = make_run(tmp_path, [[
-        Span(name="data", start_ns=10, end_ns=20, depth=2),
-        Span(name="forward", start_ns=20, end_ns=30, depth=2),
-        Span(name="compute", start_ns=0, end_ns=50, depth=1),
-        Span(name="bucket", start_ns=0, end_ns=60),
-        Span(name="save", start_ns=60, end_ns=90),
-    ]])
+    run = make_run(
+        tmp_path,
+        [
+            [
+                Span(name="data", start_ns=10, end_ns=20, depth=2),
+                Span(name="forward", start_ns=20, end_ns=30, depth=2),
+                Span(name="compute", start_ns=0, end_ns=50, depth=1),
+                Span(name="bucket", start_ns=0, end_ns=60),
+                Span(name="save", start_ns=60, end_ns=90),
+            ]
+        ],
+    )
     blocks = build_timeline(run, 0).rows[0][1]
     assert [b.css for b in blocks] == ["other", "compute", "data"]
     assert blocks[0].label == "save"
 
 
 def test_bytes_and_other_arguments_are_told(tmp_path):
-    span = Span(name="switch", start_ns=0, end_ns=2_000_000, args={"strategy": "tp1", "bytes_remote": 3 * 2**20, "round": 2})
+    span = Span(
+        name="switch", start_ns=0, end_ns=2_000_000, args={"strategy": "tp1", "bytes_remote": 3 * 2**20, "round": 2}
+    )
     title = build_timeline(make_run(tmp_path, [[span]]), 0).rows[0][1][0].title
     assert title == "rank 0: switch tp1 · 2.00 ms, from 0 s · remote 3.00 MiB · round 2"
 

@@ -319,7 +319,9 @@ def test_pool_refuses(num_ranks, device, text):
 def test_ranks_that_failed_alike_are_named_together():
     reports = [RankReport(label="rank 3", kind=FailureKind.DIED, summary="killed by SIGSEGV (signal 11)", time_s=9.0)]
     for rank in (0, 1):
-        reports.append(RankReport(label=f"rank {rank}", kind=FailureKind.PEER_LOST, summary="gloo said so", time_s=rank))
+        reports.append(
+            RankReport(label=f"rank {rank}", kind=FailureKind.PEER_LOST, summary="gloo said so", time_s=rank)
+        )
     assert str(RankFailure(reports[::-1])).splitlines() == [
         "rank 3: killed by SIGSEGV (signal 11)",
         "ranks 0, 1: lost contact with another rank",

@@ -22,7 +22,7 @@ from hotspa_plugin.runtime.run_record import (
     StepSeconds,
     installed_versions,
 )
-from hotspa_plugin.runtime.trace import TraceSampling, merge_trace, part_path, read_spans
+from hotspa_plugin.runtime.trace import TraceSampling, merge_trace, open_for_append, part_path, read_spans
 
 
 def make_info(world_size=2):
@@ -36,7 +36,12 @@ def make_info(world_size=2):
 
 def make_step(step, **changes):
     fields = dict(
-        step=step, loss=5.0, tokens=100, target_tokens=90, sequences=10, tokens_per_s=50.0,
+        step=step,
+        loss=5.0,
+        tokens=100,
+        target_tokens=90,
+        sequences=10,
+        tokens_per_s=50.0,
         seconds=StepSeconds(total=2.0, compute=1.5),
         buckets=(BucketRecord(bound_tokens=64, strategy="tp1", sequences=10, tokens=100),),
     )
@@ -150,6 +155,25 @@ def test_resume_appends_drops_a_half_written_line_and_keeps_the_history(tmp_path
     assert len(info.sessions) == 1 and info.sessions[0].pool == make_info().pool
 
 
+@pytest.mark.parametrize("text", ["", "whole\n", "half", "whole\nhalf", "whole\n" + "x" * 200_000], ids=len)
+def test_only_an_unfinished_last_line_is_removed(tmp_path, text):
+    path = tmp_path / "lines"
+    path.write_text(text)
+    with open_for_append(path) as file:
+        file.write("more\n")
+    assert path.read_text() == ("whole\n" if text.startswith("whole") else "") + "more\n"
+
+
+def test_a_span_may_carry_any_value(tmp_path):
+    with RunRecorder(tmp_path, 0, 1, info=make_info(1)) as recorder:
+        with recorder.span("compute", loss=math.nan, path=tmp_path, name_of_rank="a"):
+            pass
+        recorder.finish_step(make_step(0))
+    text = (tmp_path / "trace.json").read_text()
+    trace = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert trace["traceEvents"][-1]["args"]["loss"] == "nan"
+
+
 def test_what_a_crash_interrupted_is_kept(tmp_path):
     with pytest.raises(RuntimeError), RunRecorder(tmp_path, 0, 1, info=make_info(1), first_step=7) as recorder:
         with recorder.span("switch"):
@@ -245,7 +269,7 @@ def test_a_misspelt_or_negative_field_is_refused():
 def test_histogram_counts_every_length_inside_its_bin(lengths, bins_per_octave):
     histogram = LengthHistogram.from_lengths(lengths, bins_per_octave)
     assert sum(histogram.counts) == len(lengths)
-    for low, high, count in zip(histogram.edges_tokens, histogram.edges_tokens[1:], histogram.counts):
+    for low, high, count in zip(histogram.edges_tokens[:-1], histogram.edges_tokens[1:], histogram.counts, strict=True):
         assert count == sum(low < length <= high for length in lengths)
 
 

@@ -80,6 +80,10 @@ class Trainer:
         self.schedule = HotSwitchSchedule(self.loop, self.home, finalize=finalize_model_grads)
         self.home_layout = self.home.read_layout()
 
+    def record_to(self, recorder: RunRecorder | NullRecorder) -> None:
+        """From now on spans go to ``recorder``."""
+        self.recorder = self.loop.recorder = recorder
+
     def accumulate(self, batch: GlobalBatch) -> BatchResult:
         """Zeroes gradients, runs every bucket and finishes home's gradients (reduced, divided by the target count)."""
         for chunk in self.home.chunks:

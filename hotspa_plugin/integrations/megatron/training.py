@@ -1,0 +1,190 @@
+"""What each rank does for ``hotspa train``, and for each run of ``hotspa demo``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hotspa_plugin import cpu
+from hotspa_plugin.config import TrainingConfig, open_data
+from hotspa_plugin.data import GlobalBatchSampler, LimitedSource
+from hotspa_plugin.integrations.megatron.process import prepare_process
+from hotspa_plugin.runtime.agreement import check_agreement
+from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder, check_run_directory
+from hotspa_plugin.runtime.run_record import (
+    DataInfo,
+    LengthHistogram,
+    MachineInfo,
+    ModelInfo,
+    PoolEntry,
+    RunInfo,
+    StepRecord,
+    installed_versions,
+)
+from hotspa_plugin.runtime.trace import TraceSampling
+from hotspa_plugin.strategy import StrategyPool, padded_vocab_size
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """What all ranks must agree on before anything is built."""
+
+    config: TrainingConfig
+    pool: StrategyPool
+    source: LimitedSource
+    padded_vocab_size: int
+    command: str = ""
+
+
+def plan_training(config: TrainingConfig, *, num_ranks: int, command: str = "") -> TrainingPlan:
+    """Reads the data's lengths and checks pool, model and output folder; writes nothing.
+
+    Raises ValueError with one clear line for whatever does not fit.
+    """
+    check_run_directory(config.run.out, resume=config.run.resume)
+    unchecked = config.strategy_pool
+    unchecked.check(world_size=num_ranks)  # before reading data, which can take long
+    source = open_data(config.data, bound_tokens=unchecked.bounds_tokens[-1], vocab_size=config.model.vocab_size)
+    pool = config.model.check_pool(unchecked, num_ranks=num_ranks, vocab_size=source.vocab_size)
+    rows = padded_vocab_size(
+        config.model.vocab_size or source.vocab_size, config.model.make_vocab_size_divisible_by, pool.strategies
+    )
+    return TrainingPlan(config=config, pool=pool, source=source, padded_vocab_size=rows, command=command)
+
+
+def build_trainer(plan: TrainingPlan, recorder: RunRecorder | NullRecorder):
+    """The trainer of ``plan`` on this rank; collective over the world."""
+    from hotspa_plugin.integrations.megatron.gpt import GPTSpec
+    from hotspa_plugin.integrations.megatron.home import OptimizerSettings
+    from hotspa_plugin.integrations.megatron.session import SwitchOptions
+    from hotspa_plugin.integrations.megatron.trainer import Trainer
+
+    config, optimizer = plan.config, plan.config.optimizer
+    spec = GPTSpec.from_config(
+        config.model, padded_vocab_size=plan.padded_vocab_size, max_positions=plan.pool.bounds_tokens[-1]
+    )
+    return Trainer(
+        spec,
+        plan.pool,
+        dtype=DTYPES[config.run.dtype],
+        optimizer=OptimizerSettings(
+            lr=optimizer.lr,
+            min_lr=optimizer.min_lr,
+            warmup_steps=optimizer.warmup_steps,
+            decay_steps=optimizer.decay_steps or config.run.steps,
+            decay_style=optimizer.decay_style,
+            weight_decay=optimizer.weight_decay,
+            beta1=optimizer.betas[0],
+            beta2=optimizer.betas[1],
+            eps=optimizer.eps,
+            clip_grad=optimizer.clip_grad,
+            distributed=optimizer.distributed,
+        ),
+        packing=config.data.packing,
+        seed=config.run.seed,
+        switch=SwitchOptions(
+            policy=config.run.switch_policy, memory_budget_bytes=config.run.switch_memory_mb * 2**20
+        ),
+        recorder=recorder,
+    )
+
+
+def make_sampler(plan: TrainingPlan) -> GlobalBatchSampler:
+    data = plan.config.data
+    return GlobalBatchSampler(
+        plan.source.lengths,
+        num_sequences=data.global_batch_sequences,
+        num_tokens=data.global_batch_tokens,
+        seed=plan.config.data_seed,
+        shuffle=data.shuffle,
+    )
+
+
+def run_info(plan: TrainingPlan, world_size: int) -> RunInfo:
+    """What ``run.json`` says of the run."""
+    config, counts = plan.config, plan.source.counts
+    num_changed = {"truncate": "num_truncated", "split": "num_split", "drop": "num_dropped"}.get(counts.policy)
+    return RunInfo(
+        command=plan.command,
+        world_size=world_size,
+        pool=tuple(PoolEntry(strategy=str(e.strategy), bound_tokens=e.bound_tokens) for e in plan.pool.entries),
+        home=str(plan.pool.home),
+        model=ModelInfo(name=config.model.name, dtype=config.run.dtype, config=config.model.model_dump(mode="json")),
+        data=DataInfo(
+            source=config.data.path or config.data.source,
+            num_sequences=len(plan.source.lengths),
+            num_tokens=int(plan.source.lengths.sum()),
+            longest_tokens=int(plan.source.lengths.max()),
+            lengths=LengthHistogram.from_lengths(plan.source.lengths.tolist()),
+            **({num_changed: counts.num_overlong} if num_changed else {}),
+        ),
+        machine=MachineInfo.here(device="cpu" if cpu.is_enabled() else torch.cuda.get_device_name()),
+        versions=installed_versions(),
+        seed=config.run.seed,
+    )
+
+
+def train_rank(
+    rank: int,
+    world_size: int,
+    config: TrainingConfig,
+    command: str = "",
+    *,
+    description: str = "training",
+    save_initial: Path | None = None,
+    load_initial: Path | None = None,
+) -> list[StepRecord]:
+    """Trains on this rank; rank 0 shows progress and writes the records. Returns this session's steps.
+
+    ``save_initial`` and ``load_initial`` name a file for the whole parameters before the first step, so that
+    several runs can start alike.
+    """
+    prepare_process()
+    from hotspa_plugin.integrations.megatron.train_loop import TrainLoop
+    from hotspa_plugin.report.console import TrainingProgress
+
+    plan = plan_training(config, num_ranks=world_size, command=command)
+    check_agreement("the data", plan.source.fingerprint(), device=torch.device(torch.cuda.current_device()))
+    out, record = Path(config.run.out), config.run.record
+    trainer = build_trainer(plan, NullRecorder())
+    loop = TrainLoop(
+        trainer=trainer,
+        source=plan.source,
+        sampler=make_sampler(plan),
+        num_steps=config.run.steps,
+        save_every=config.run.save_every,
+        folder=out,
+    )
+    if config.run.resume:
+        loop.resume()
+    if load_initial:
+        trainer.load_parameters(torch.load(load_initial, weights_only=True))
+    recorder = RunRecorder(
+        out,
+        rank,
+        world_size,
+        info=run_info(plan, world_size) if rank == 0 else None,
+        resume=config.run.resume,
+        first_step=loop.first_step,
+        sampling=TraceSampling(first=record.trace_first, every=record.trace_every, limit=record.trace_limit),
+        synchronize=None if cpu.is_enabled() else torch.cuda.synchronize,
+    )
+    trainer.record_to(recorder)
+    if save_initial:
+        initial, _ = trainer.gather_parameters()
+        if rank == 0:
+            torch.save(initial, save_initial)
+    with recorder:
+        if rank == 0:
+            with TrainingProgress(config.run.steps, first_step=loop.first_step, description=description) as progress:
+                loop.on_step = progress.update
+                records = loop.run()
+        else:
+            records = loop.run()
+        dist.barrier()  # all spans are written before rank 0 merges them
+    return records

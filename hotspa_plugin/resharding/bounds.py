@@ -1,0 +1,86 @@
+"""What a plan costs, and the least that any plan could cost."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from hotspa_plugin.layout import ShardLayout
+from hotspa_plugin.resharding.balance import solve_balance
+from hotspa_plugin.resharding.cells import cut_cells
+from hotspa_plugin.resharding.plan import ReshardPlan
+from hotspa_plugin.resharding.planner import check_topology
+from hotspa_plugin.resharding.roles import classify_nodes, gather_demands
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwitchCosts:
+    """Bytes that a switch moves, or the least that it can move.
+
+    ``max_*`` are maxima over ranks, ``max_card_bytes`` over network cards of the larger of their two directions.
+    As bounds, each holds given that the ones before it are met: bytes between ranks, then between nodes, then the
+    largest number sent, then the largest per card.
+    """
+
+    remote_bytes: int
+    cross_node_bytes: int
+    max_receive_bytes: int
+    max_send_bytes: float
+    max_card_bytes: float
+
+
+def plan_costs(plan: ReshardPlan, *, item_size_bytes: int | None = None) -> SwitchCosts:
+    """Costs of a plan, with every element of ``item_size_bytes`` bytes (4 for fp32 gradients) or of its own size."""
+    routes = plan.routes
+    sizes = np.full(plan.cells.num_groups, item_size_bytes) if item_size_bytes else plan.cells.item_size_bytes
+    num_bytes = (routes.stop - routes.start) * sizes[plan.group_of_routes]
+    remote = routes.source_rank != routes.destination_rank
+    source, destination, num_bytes = routes.source_rank[remote], routes.destination_rank[remote], num_bytes[remote]
+    across = plan.node_of_rank[source] != plan.node_of_rank[destination]
+
+    def largest(keys: np.ndarray, values: np.ndarray) -> int:
+        return int(np.bincount(keys, weights=values).max(initial=0)) if len(keys) else 0
+
+    cards = plan.card_of_rank
+    return SwitchCosts(
+        remote_bytes=int(num_bytes.sum()),
+        cross_node_bytes=int(num_bytes[across].sum()),
+        max_receive_bytes=largest(destination, num_bytes),
+        max_send_bytes=largest(source, num_bytes),
+        max_card_bytes=max(
+            largest(cards[source[across]], num_bytes[across]), largest(cards[destination[across]], num_bytes[across])
+        ),
+    )
+
+
+def switch_bounds(
+    source: ShardLayout,
+    destination: ShardLayout,
+    *,
+    node_of_rank: np.ndarray | None = None,
+    card_of_rank: np.ndarray | None = None,
+) -> SwitchCosts:
+    """Lower bounds of a switch, each given the goals before it; ``max_receive_bytes`` is what some rank lacks.
+
+    Without ``node_of_rank`` there is one node: then ``max_send_bytes`` is the bound without regard to nodes.
+    The bounds of the last two goals are optima of linear programs, see ``balance``.
+    """
+    nodes, cards = check_topology(node_of_rank, card_of_rank, source.num_ranks)
+    cells = cut_cells(source, destination)
+    demands = gather_demands(cells, range(cells.num_groups))
+    lacked = np.zeros(source.num_ranks, dtype=np.int64)
+    across = 0
+    for demand in demands:
+        has = np.isin(source.holding_of_rank, list(demand.sources))
+        lacks = np.isin(destination.holding_of_rank, list(demand.destinations)) & ~has
+        lacked[lacks] += demand.num_bytes
+        across += demand.num_bytes * len(np.setdiff1d(nodes[lacks], nodes[has]))
+    balance = solve_balance(demands, classify_nodes(source, destination, nodes, cards), bounds_only=True)
+    return SwitchCosts(
+        remote_bytes=int(lacked.sum()),
+        cross_node_bytes=across,
+        max_receive_bytes=int(lacked.max(initial=0)),
+        max_send_bytes=balance.max_send_bytes,
+        max_card_bytes=balance.max_card_bytes,
+    )
