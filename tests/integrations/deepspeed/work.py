@@ -48,7 +48,7 @@ def ds_config(*, pool: str | None, stage: int = 0, **changes: Any) -> dict[str, 
     config = {
         "train_batch_size": 8,
         "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1, "torch_adam": True}},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1, "torch_adam": True}},
         "zero_optimization": {"stage": stage},
         "steps_per_print": 10**9,
     }
@@ -76,7 +76,7 @@ def train(*, family: str, config: dict[str, Any], batches: list[list[int]], size
 def train_reference(*, family: str, batches: list[list[int]], sizes: dict | None = None) -> dict[str, Any]:
     """The same in one process: transformers' own attention, torch's AdamW and clipping, sequence by sequence."""
     model = make_model(family, **(sizes or {}))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     losses, norms = [], []
     for step, lengths in enumerate(batches):
         optimizer.zero_grad()
@@ -93,3 +93,127 @@ def train_reference(*, family: str, batches: list[list[int]], sizes: dict | None
         optimizer.step()
         losses.append(total)
     return {"losses": losses, "norms": norms, "weights": {n: p.data for n, p in model.named_parameters()}}
+
+
+def train_megatron(*, config: dict[str, Any], batches: list[list[int]], preset: str) -> dict[str, Any]:
+    """Like ``train`` for a Megatron-core preset; the initial whole weights are returned as well."""
+    prepare()
+    from hotspa_plugin.integrations.megatron import process
+
+    process.prepare_process()
+    import hotspa_plugin.deepspeed as hotspa
+    from hotspa_plugin.integrations.megatron.gpt import build_gpt
+
+    spec = megatron_spec(preset, config["hotspa"]["pool"])
+
+    def build(strategy, initialize):
+        return build_gpt(spec, strategy, torch.float32, initialize=initialize)
+
+    engine, *_ = hotspa.initialize(model=build, config=config)
+    engine.loop.switcher.poison = True
+    initial, _ = engine.gather_parameters()
+    losses, norms = [], []
+    for step, lengths in enumerate(batches):
+        losses.append(engine.train_batch(make_batch(lengths, step)).item())
+        norms.append(float(engine.get_global_grad_norm() or "nan"))
+    weights, differing = engine.gather_parameters()
+    return {"losses": losses, "norms": norms, "initial": initial, "weights": weights, "differing": differing}
+
+
+def train_megatron_reference(*, preset: str, pool: str, batches: list[list[int]], initial: dict) -> dict[str, Any]:
+    """The same in one process: Megatron's own layers, sequence by sequence, torch's AdamW and clipping."""
+    from hotspa_plugin.integrations.megatron import process
+
+    process.prepare_process(on_cpu=True)
+    from hotspa_plugin.data import Sample
+    from hotspa_plugin.integrations.megatron.reference import Reference
+
+    reference = Reference(megatron_spec(preset, pool))
+    reference.load(initial)
+    parameters = reference.parameters
+    optimizer = torch.optim.AdamW(parameters.values(), lr=1e-3, weight_decay=0.1)
+    losses, norms = [], []
+    for step, lengths in enumerate(batches):
+        samples = [Sample.from_tokens(tokens) for tokens in make_batch(lengths, step)]
+        loss_sum, num_targets, gradients = reference.gradients(samples)
+        for name, parameter in parameters.items():
+            parameter.grad = gradients[name]
+        norms.append(torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss_sum / num_targets)
+    weights = reference.gather({name: p.data for name, p in parameters.items()})
+    return {"losses": losses, "norms": norms, "weights": weights}
+
+
+def megatron_spec(preset: str, pool: str):
+    from hotspa_plugin.config import ModelConfig
+    from hotspa_plugin.integrations.megatron.gpt import GPTSpec
+    from hotspa_plugin.strategy import StrategyPool
+
+    model = ModelConfig.model_validate({"preset": preset, "num_layers": 2, "hidden_size": 32})
+    return GPTSpec.from_config(
+        model, padded_vocab_size=SIZES["vocab_size"], max_positions=max(StrategyPool.parse(pool).bounds_tokens)
+    )
+
+
+def train_deepspeed(
+    *, family: str, config: dict[str, Any], batches: list[list[int]], import_plugin: bool, sizes: dict | None = None
+) -> dict[str, Any]:
+    """DeepSpeed itself, data parallel over all ranks, one padded micro-batch of each rank's share per step.
+
+    With ``import_plugin`` our module is imported before, which without a block must change nothing.
+    """
+    prepare()
+    import deepspeed
+
+    if import_plugin:
+        import hotspa_plugin.deepspeed as hotspa
+
+        hotspa.install()
+    elif hasattr(deepspeed.initialize, "_hotspa_original"):
+        import hotspa_plugin.deepspeed as hotspa
+
+        hotspa.uninstall()
+    model = make_model(family, **(sizes or {}))
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    losses = []
+    for step, lengths in enumerate(batches):
+        mine = make_batch(lengths, step)[rank::world_size]
+        num_targets = sum(length - 1 for length in lengths)
+        loss = 0.0
+        for tokens in mine:
+            ids = torch.from_numpy(tokens)[None]
+            logits = engine(input_ids=ids, use_cache=False).logits[0]
+            part = torch.nn.functional.cross_entropy(logits[:-1].float(), ids[0, 1:], reduction="sum")
+            part = part * (world_size / num_targets)
+            engine.set_gradient_accumulation_boundary(tokens is mine[-1])
+            engine.backward(part, scale_wrt_gas=False)
+            loss += part.item()
+        engine.step()
+        losses.append(loss)
+    weights = {name: p.detach().float().clone() for name, p in engine.module.named_parameters()}
+    return {"losses": losses, "weights": weights}
+
+
+def resume(*, family: str, config: dict[str, Any], other: dict[str, Any], batches: list[list[int]], folder: str) -> dict:
+    """Trains unbroken, and once more with a checkpoint halfway that a run under ``other`` resumes."""
+    prepare()
+    import hotspa_plugin.deepspeed as hotspa
+
+    half = len(batches) // 2
+    engine, *_ = hotspa.initialize(model=make_model(family), config=copy.deepcopy(config))
+    unbroken = []
+    for step, lengths in enumerate(batches):
+        if step == half:
+            engine.save_checkpoint(folder, tag="half", client_state={"mine": 7})
+        unbroken.append(engine.train_batch(make_batch(lengths, step)).item())
+    expected, _ = engine.gather_parameters()
+    engine, *_ = hotspa.initialize(model=make_model(family, seed=99), config=copy.deepcopy(other))
+    path, state = engine.load_checkpoint(folder)
+    assert path is not None and state["mine"] == 7 and "hotspa" not in state, (path, state)
+    assert engine.global_steps == half
+    resumed = [engine.train_batch(make_batch(batches[s], s)).item() for s in range(half, len(batches))]
+    actual, _ = engine.gather_parameters()
+    return {"unbroken": unbroken[half:], "resumed": resumed, "lr": engine.get_lr(), "expected": expected, "actual": actual}
