@@ -18,7 +18,9 @@ from hotspa_plugin.data.assignment import BatchAssignment, BucketAssignment, Buc
 from hotspa_plugin.search.bucket_estimate import Lane, LengthTables
 
 MAX_CUTS = 40
-NUM_PRICED = 3  # subsets of the pool that are packed for real
+NUM_PRICED = 3  # subsets of the pool that are packed for real,
+PRICED_GAP = 1.05  # where their estimate is this close to the best one's; estimates of small batches say less,
+SMALL_BATCH = 64  # so that up to here all are packed
 REFINED_SEQUENCES = 600  # refinement packs about so many sequences again, which bounds its time
 MAX_TRIALS = 240
 
@@ -102,7 +104,10 @@ class BatchAssigner:
                 if np.isfinite(total):
                     found.append((total, len(found), subset, ends))
         choices, seen = [], set()
-        for _, _, subset, ends in sorted(found):
+        found.sort()
+        for total, _, subset, ends in found:
+            if len(lengths) > SMALL_BATCH and total > found[0][0] * PRICED_GAP:
+                break
             place = np.searchsorted(cuts[np.array(ends)], lengths, side="left")
             choice = np.array(subset)[place]
             if choice.tobytes() not in seen:
