@@ -9,7 +9,7 @@ import numpy as np
 
 from hotspa_plugin.cost import published_profile
 from hotspa_plugin.search.paper import PaperSetting
-from hotspa_plugin.search.planning import CHECK_SEED, NUM_CHECK_BATCHES, Plan, Prediction, make_plan, predict
+from hotspa_plugin.search.planning import CHECK_SEED, NUM_CHECK_BATCHES, WORTH_SWITCHING, Plan, Prediction, make_plan, predict
 from hotspa_plugin.search.step_model import StepModel
 
 Draw = Callable[[int], np.ndarray]
@@ -53,6 +53,10 @@ class Simulated:
     def gain(self) -> float:
         """Best static over ours, at least 1."""
         return self.best_static.mean.total_s / self.ours.mean.total_s
+
+    @property
+    def pays(self) -> bool:
+        return self.gain >= WORTH_SWITCHING
 
 
 def simulate(
