@@ -18,7 +18,7 @@ from hotspa_plugin.data.assignment import BatchAssignment, BucketAssignment, Buc
 from hotspa_plugin.search.bucket_estimate import Lane, LengthTables
 
 MAX_CUTS = 40
-NUM_PRICED = 3  # subsets of the pool that are packed for real,
+NUM_PRICED = 2  # subsets of the pool that are packed for real,
 PRICED_GAP = 1.05  # where their estimate is this close to the best one's; estimates of small batches say less,
 SMALL_BATCH = 64  # so that up to here all are packed
 REFINED_SEQUENCES = 600  # refinement packs about so many sequences again, which bounds its time
@@ -48,7 +48,7 @@ class StrategyOption:
 
 
 class BatchAssigner:
-    """Assigns batches to the strategies of a pool, given in the pool's order.
+    """Assigns batches to the strategies of a pool, given in the pool's order: by ascending bounds.
 
     All ranks find the same assignment from the same lengths.
     """
@@ -60,6 +60,7 @@ class BatchAssigner:
         self._packing = packing
         # Longer sequences go to strategies that hold more.
         self._order = sorted(range(len(options)), key=lambda i: (options[i].spec.capacity_tokens, i))
+        self._bounds = np.array([o.spec.bound_tokens for o in options], dtype=np.int64)
         self._capacities = np.array([o.spec.capacity_tokens for o in options], dtype=np.int64)
 
     def assign(self, lengths: np.ndarray | Sequence[int]) -> BatchAssignment:
@@ -78,7 +79,11 @@ class BatchAssigner:
                 f"hold, {self._capacities.max()}: add a strategy, or truncate, split or drop long sequences"
             )
         work = _Work(self, lengths)
-        priced = [work.price(choice) for choice in self._likely_choices(lengths)]
+        choices = self._likely_choices(lengths)
+        if lengths.max() <= self._bounds[-1]:
+            # The pool's own bounds: what is chosen is never slower.
+            choices.append(np.searchsorted(self._bounds, lengths, side="left"))
+        priced = [work.price(choice) for choice in choices]
         best = min(range(len(priced)), key=lambda i: priced[i].seconds)
         return work.built(work.refine(priced[best]))
 
