@@ -21,7 +21,7 @@ MAX_CUTS = 40
 NUM_PRICED = 2  # subsets of the pool that are packed for real,
 PRICED_GAP = 1.05  # where their estimate is this close to the best one's; estimates of small batches say less,
 SMALL_BATCH = 64  # so that up to here all are packed
-REFINED_SEQUENCES = 600  # refinement packs about so many sequences again, which bounds its time
+REFINED_SEQUENCES = 400  # refinement packs about so many sequences again, which bounds its time
 MAX_TRIALS = 240
 
 
