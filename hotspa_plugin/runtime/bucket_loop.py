@@ -73,7 +73,10 @@ class BucketLoop:
         packing: str,
         recorder: RunRecorder | NullRecorder | None = None,
         device: torch.device | None = None,
+        descending: bool = False,
     ) -> None:
+        """``descending`` runs the other strategies' buckets from the longest bound to the shortest."""
+        self._descending = descending
         self._buckets = tuple(buckets)
         self._runners = tuple(runners)
         self._home_index = home_index
@@ -98,6 +101,7 @@ class BucketLoop:
             packing=self._packing,
             recorder=self.recorder,
             device=self._device,
+            descending=self._descending,
         )
 
     def run(self, batch: GlobalBatch, *, forward_only: bool = False) -> BatchResult:
@@ -107,7 +111,8 @@ class BucketLoop:
             check_agreement(f"the assignment of step {batch.step}", assignment.digest(), device=self._device)
         total = torch.zeros(2, dtype=torch.float64)
         records = []
-        by_home_last = sorted(assignment.buckets, key=lambda bucket: (bucket.bucket == self._home_index, bucket.bucket))
+        sign = -1 if self._descending else 1
+        by_home_last = sorted(assignment.buckets, key=lambda b: (b.bucket == self._home_index, sign * b.bucket))
         for bucket in by_home_last:
             if bucket.bucket == self._home_index:
                 self.switcher.release()

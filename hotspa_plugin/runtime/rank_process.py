@@ -22,6 +22,7 @@ from typing import Any
 
 from hotspa_plugin.runtime.rank_failure import RankReport, condensed_stack, report_death, report_error
 
+START_TIMEOUT_S = 600.0  # a torch process takes seconds to start, many of them on a busy machine minutes
 END_GRACE_S = 2.0  # between SIGTERM and SIGKILL
 STACK_DUMP_WAIT_S = 1.0
 
@@ -57,8 +58,9 @@ def resolve_target(target: str | Callable[..., Any]) -> Callable[..., Any]:
 def serve(connection: Connection, spec: RankSpec) -> None:
     """Main function of a rank process: joins the process group, then answers calls until told to stop.
 
-    Messages from the parent: ``("port", int)``, ``("call", target, args, kwargs)``, ``("stop",)``. Answers:
-    ``("port", int)`` from rank 0, ``("ready",)``, ``("done", result)`` and ``("failed", RankReport)``.
+    Messages from the parent: ``("meet", port)`` once all have imported torch, ``("call", target, args, kwargs)``,
+    ``("stop",)``. Answers: ``("imported", port)`` with rank 0's port (None elsewhere), ``("ready",)``,
+    ``("done", result)`` and ``("failed", RankReport)``.
     """
     # Ctrl-C is the parent's to handle: it ends the ranks, which therefore print nothing of their own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -66,6 +68,7 @@ def serve(connection: Connection, spec: RankSpec) -> None:
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)  # a group of its own, so that a rank is ended together with the processes it started
     threading.Thread(target=_end_with_parent, name="parent-watcher", daemon=True).start()
+    sys.stdout.reconfigure(line_buffering=True)  # whole lines, at once, also into a file or a pipe
     stacks = open(spec.stack_path, "w")  # noqa: SIM115 - faulthandler needs it until the process ends
     faulthandler.enable(file=stacks)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -106,20 +109,24 @@ def _join_process_group(connection: Connection, spec: RankSpec) -> None:
     import torch
     import torch.distributed as dist
 
-    timeout = timedelta(seconds=spec.collective_timeout_s)
+    store_timeout = timedelta(seconds=START_TIMEOUT_S)
+    store = None
     if spec.rank == 0:
         # Port 0 lets the system choose, which no other program can race for.
-        store = dist.TCPStore("127.0.0.1", 0, spec.num_ranks, is_master=True, timeout=timeout, wait_for_workers=False)
-        _send(connection, ("port", store.port))
-        port = store.port
-    else:
-        kind, port = pickle.loads(connection.recv_bytes())
-        assert kind == "port"
-        store = dist.TCPStore("127.0.0.1", port, spec.num_ranks, is_master=False, timeout=timeout)
+        store = dist.TCPStore(
+            "127.0.0.1", 0, spec.num_ranks, is_master=True, timeout=store_timeout, wait_for_workers=False
+        )
+    # Imports take very different times on a busy machine: nobody's timeout runs before all are through.
+    _send(connection, ("imported", None if store is None else store.port))
+    kind, port = pickle.loads(connection.recv_bytes())
+    assert kind == "meet"
+    if store is None:
+        store = dist.TCPStore("127.0.0.1", port, spec.num_ranks, is_master=False, timeout=store_timeout)
     os.environ["MASTER_PORT"] = str(port)
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # whoever reads env:// is a client of that store
     if spec.backend == "nccl":
         torch.cuda.set_device(spec.rank % torch.cuda.device_count())
+    timeout = timedelta(seconds=spec.collective_timeout_s)
     dist.init_process_group(spec.backend, store=store, rank=spec.rank, world_size=spec.num_ranks, timeout=timeout)
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hotspa_plugin.runtime.rank_failure import FailureKind, RankFailure, RankReport
-from hotspa_plugin.runtime.rank_process import RankProcess, RankSpec, end_processes
+from hotspa_plugin.runtime.rank_process import START_TIMEOUT_S, RankProcess, RankSpec, end_processes
 
-START_TIMEOUT_S = 600.0  # a torch process takes seconds to start, many of them on a busy machine minutes
 SETTLE_S = 5.0  # after the first error: how long the other ranks have to come back on their own
 PEER_SETTLE_S = 1.0  # after the first error of a pool that is given up anyway
 
@@ -34,10 +33,7 @@ def rank_environment(num_ranks: int, device: str) -> dict[str, str]:
     """Environment variables of local ranks, those left out that the user has set already."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     num_threads = max(1, num_cores // num_ranks)
-    wanted = {
-        "OMP_NUM_THREADS": str(num_threads),
-        "PYTHONUNBUFFERED": "1",
-    }
+    wanted = {"OMP_NUM_THREADS": str(num_threads)}
     if Path("/sys/class/net/lo").exists():
         wanted["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo trusts the host name, which may resolve to nothing
     environment = {name: value for name, value in wanted.items() if name not in os.environ}
@@ -129,17 +125,22 @@ class WorkerPool:
 
     def _await_ready(self) -> None:
         deadline_s = time.monotonic() + START_TIMEOUT_S
+        worlds = [self._ranks] + ([[self._reference]] if self._reference else [])
+        imported: dict[RankProcess, int | None] = {}
         waiting = self._everyone()
         while waiting:
-            answers, reports = self._collect(waiting, deadline_s, "start up", settle_s=PEER_SETTLE_S, one_message=True)
+            answers, reports = self._collect(waiting, deadline_s, "start", settle_s=PEER_SETTLE_S, one_message=True)
             if reports:
                 raise RankFailure(reports)
             for process, message in answers.items():
-                if message[0] == "port" and process is not self._reference:
-                    for other in self._ranks[1:]:
-                        other.send("port", message[1])
                 if message[0] == "ready":
                     waiting.remove(process)
+                    continue
+                imported[process] = message[1]
+                world = next(world for world in worlds if process in world)
+                if all(member in imported for member in world):
+                    for member in world:
+                        member.send("meet", imported[world[0]])
 
     def _everyone(self) -> list[RankProcess]:
         return self._ranks + ([self._reference] if self._reference else [])

@@ -120,7 +120,7 @@ def test_train_reads_the_config_with_its_overrides(calls, tmp_path):
     assert (config.run.steps, config.run.seed, config.run.out, config.run.resume) == (9, 8, "there", True)
     assert command.startswith("hotspa ")
     assert num_ranks == 2
-    assert kwargs == {"timeout_s": 60.0, "device": "auto"}
+    assert (kwargs["timeout_s"], kwargs["device"]) == (60.0, "auto")
     assert calls.planned[-1] is config, "checked before ranks were started"
 
 

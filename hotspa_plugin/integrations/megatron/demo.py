@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hotspa_plugin.config import TrainingConfig
-from hotspa_plugin.integrations.megatron import training
+from hotspa_plugin.integrations.megatron import training_run
 from hotspa_plugin.report.console import print_comparison, print_run
 from hotspa_plugin.report.reader import read_run
 from hotspa_plugin.runtime.recorder import check_run_directory
@@ -28,7 +28,7 @@ class StaticChoice:
     left_out: str | None = None
 
 
-def choose_static(plan: training.TrainingPlan, *, include_all: bool = False) -> list[StaticChoice]:
+def choose_static(plan: training_run.TrainingPlan, *, include_all: bool = False) -> list[StaticChoice]:
     """The pool's strategies that hold the longest sequence by their own bound; all of them with ``include_all``."""
     longest = int(plan.source.lengths.max())
     return [
@@ -48,7 +48,7 @@ def run_demo(config: TrainingConfig, *, num_ranks: int, include_all_static: bool
     Raises ValueError for what does not fit, before any process is started.
     """
     out = check_run_directory(config.run.out)
-    plan = training.plan_training(config, num_ranks=num_ranks, command=command)
+    plan = training_run.plan_training(config, num_ranks=num_ranks, command=command)
     print(f"{num_ranks} ranks, {config.model.name}, pool {plan.pool}, home {plan.pool.home}")
     print(f"{len(plan.source.lengths):,} sequences from {config.data.path or config.data.source}; {plan.source.counts}")
     choices = choose_static(plan, include_all=include_all_static)
@@ -72,7 +72,7 @@ def run_demo(config: TrainingConfig, *, num_ranks: int, include_all_static: bool
     return comparison
 
 
-def static_config(config: TrainingConfig, plan: training.TrainingPlan, strategy: str) -> TrainingConfig:
+def static_config(config: TrainingConfig, plan: training_run.TrainingPlan, strategy: str) -> TrainingConfig:
     """``config`` with ``strategy`` for every length, recorded beside the hot run."""
     run = config.run.model_copy(update={"out": str(Path(config.run.out) / f"static-{strategy}"), "save_every": 0})
     pool = f"{strategy}:{plan.pool.bounds_tokens[-1]}"
@@ -81,7 +81,7 @@ def static_config(config: TrainingConfig, plan: training.TrainingPlan, strategy:
 
 def run_hot(config: TrainingConfig, command: str) -> list[StepRecord]:
     """On each rank: the hot run, its first parameters left for the static ones."""
-    return training.train_rank(
+    return training_run.train_rank(
         torch.distributed.get_rank(), torch.distributed.get_world_size(), config, command,
         description="hot switching", save_initial=Path(config.run.out) / _INITIAL_FILE,
     )  # fmt: skip
@@ -89,7 +89,7 @@ def run_hot(config: TrainingConfig, command: str) -> list[StepRecord]:
 
 def run_static(config: TrainingConfig, hot_out: str) -> list[StepRecord]:
     """On each rank: the same batches from the same parameters under one strategy."""
-    return training.train_rank(
+    return training_run.train_rank(
         torch.distributed.get_rank(), torch.distributed.get_world_size(), config,
         description=f"static {config.pool.partition(':')[0]}", load_initial=Path(hot_out) / _INITIAL_FILE,
     )  # fmt: skip
