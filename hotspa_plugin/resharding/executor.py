@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from hotspa_plugin.resharding.plan import DESTINATION, SOURCE, ReshardPlan
 from hotspa_plugin.resharding.round_cuts import item_sizes
 from hotspa_plugin.resharding.rounds import Places, Round, StagingLayout, carried, rounds_of_rank, staging_layout
+from hotspa_plugin.resharding.side_stream import SideStream
 from hotspa_plugin.resharding.transports.protocol import Message, Transport
 
 
@@ -73,24 +75,52 @@ class _Steps:
 
 
 class ReshardHandle:
-    """A run under way. ``wait`` finishes it; ``advance`` takes it one step further."""
+    """A run under way. ``wait`` finishes it; ``advance`` takes it one step further.
 
-    def __init__(self, steps: Iterator[None], stats: ReshardStats) -> None:
+    On CUDA all work is on a stream of its own; ``wait`` makes the current stream wait for it.
+    """
+
+    def __init__(self, steps: Iterator[None], stats: ReshardStats, stream: SideStream) -> None:
         self._steps = steps
         self._stats = stats
+        self._stream = stream
         self._done = False
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        stream.follow_current()
         self.advance()
 
     def advance(self) -> bool:
         """Finishes the exchange that is under way and starts the next one; False when all is done."""
-        if not self._done and next(self._steps, True):
-            self._done = True
+        if not self._done:
+            with self._stream.current():
+                self._done = next(self._steps, True) is True
         return not self._done
 
+    def continue_in_background(self) -> ReshardHandle:
+        """Lets a thread take all further steps; until ``wait`` the caller must leave the transport's group alone."""
+        if self._thread is None and not self._done:
+            self._thread = threading.Thread(target=self._finish, name="reshard", daemon=True)
+            self._thread.start()
+        return self
+
+    def _finish(self) -> None:
+        try:
+            while self.advance():
+                pass
+        except BaseException as error:  # noqa: BLE001 (handed to the thread that waits)
+            self._error = error
+
     def wait(self) -> ReshardStats:
-        """Returns when everything has been received and written."""
+        """Returns when everything has been received and written (on CUDA: is in the current stream's past)."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            raise self._error
         while self.advance():
             pass
+        self._stream.join_current()
         return self._stats
 
 
@@ -127,6 +157,7 @@ class ReshardExecutor:
         self._dtypes = self._check_tensors(memory_budget_bytes)
         tensors = [*source.values(), *destination.values()]
         self._device = tensors[0].device if tensors else torch.device("cpu")
+        self._stream = SideStream(self._device)
         stage_all = self._overlaps()
         self._rounds = rounds_of_rank(plan, rank, memory_budget_bytes=memory_budget_bytes, stage_all=stage_all)
         self._stage_locals = stage_all
@@ -276,7 +307,7 @@ class ReshardExecutor:
         """Starts a run and returns while its first exchange is under way."""
         self._staging.reserve(self._predicted, self._device)
         stats = dataclasses.replace(self.moved, peak_extra_bytes=self._staging.held_bytes)
-        return ReshardHandle(self._run_steps(), stats)
+        return ReshardHandle(self._run_steps(), stats, self._stream)
 
     def run(self) -> ReshardStats:
         """Runs the plan once."""

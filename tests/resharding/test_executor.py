@@ -176,6 +176,14 @@ def test_shared_storage_is_read_before_it_is_overwritten():
         run_loopback(plan, sources, destinations, 500)
 
 
+def test_an_error_in_the_background_reaches_the_one_who_waits():
+    plan = build_switch_plan(layout(LLAMA, 2, 2, 1), layout(LLAMA, 2, 1, 1))
+    tensors = [local_tensors(one, 0, torch.float32, 0) for one in (plan.source, plan.destination)]
+    handle = ReshardExecutor(plan, 0, LoopbackWorld(2).transport(0), *tensors).start()
+    with pytest.raises(RuntimeError, match="rank 0 waits for a message that rank 1 has not sent"):
+        handle.continue_in_background().wait()
+
+
 def test_errors_name_the_tensor():
     plan = build_switch_plan(layout(LLAMA, 4, 2, 2), layout(LLAMA, 4, 1, 2))
     source = local_tensors(plan.source, 0, torch.float32, 0)
