@@ -158,8 +158,9 @@ def plan_rows(
             bounds = switch_bounds(before, after, node_of_rank=case.node_of_rank, card_of_rank=cards)
             without_nodes = switch_bounds(before, after).max_send_bytes
             for policy in policies:
-                if policy != "balanced" and (case.num_ranks > MOST_RANKS_PIECE_BY_PIECE or sharing != ranks_per_card[0]):
-                    continue  # only balanced knows of cards
+                knows_cards = policy == "balanced"
+                if not knows_cards and (case.num_ranks > MOST_RANKS_PIECE_BY_PIECE or sharing != ranks_per_card[0]):
+                    continue
                 yield _row(case, policy, sharing, cards, memory_budget_bytes, dataclasses.asdict(bounds), without_nodes)
 
 

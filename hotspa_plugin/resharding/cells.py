@@ -145,7 +145,7 @@ def match_tensors(source: ShardLayout, destination: ShardLayout) -> np.ndarray:
     index = {spec.name: i for i, spec in enumerate(source.tensors)}
     names = {spec.name for spec in destination.tensors}
     missing = [f"{n} is not in layout {destination.label}" for n in index if n not in names]
-    missing += [f"{spec.name} is not in layout {source.label}" for spec in destination.tensors if spec.name not in index]
+    missing += [f"{name} is not in layout {source.label}" for name in sorted(names - set(index))]
     if missing:
         raise ValueError(f"tensor {missing[0]} ({len(missing)} missing): build both layouts from the same model")
     for spec in destination.tensors:

@@ -10,7 +10,15 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import torch
 
-from hotspa_plugin.resharding.executor_steps import Arrivals, Resolver, Steps, aligned, copy_all, link_hops, packed_in_turn
+from hotspa_plugin.resharding.executor_steps import (
+    Arrivals,
+    Resolver,
+    Steps,
+    aligned,
+    copy_all,
+    link_hops,
+    packed_in_turn,
+)
 from hotspa_plugin.resharding.plan import DESTINATION, SOURCE, ReshardPlan
 from hotspa_plugin.resharding.round_cuts import item_sizes
 from hotspa_plugin.resharding.rounds import rounds_of_rank, staging_layout
@@ -191,7 +199,9 @@ class ReshardExecutor:
                 if plan.accumulate and not spec.trainable:
                     continue
                 if shard.parameter not in tensors:
-                    raise ValueError(f"{what} tensor {shard.parameter} (of {spec.name}) is missing on rank {self._rank}")
+                    raise ValueError(
+                        f"{what} tensor {shard.parameter} (of {spec.name}) is missing on rank {self._rank}"
+                    )
                 tensor = tensors[shard.parameter]
                 reach = 1 + shard.storage_offset
                 reach += sum((n - 1) * s for n, s in zip(shard.region.shape, shard.strides, strict=True))

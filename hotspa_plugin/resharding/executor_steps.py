@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from hotspa_plugin.resharding.plan import ReshardPlan
@@ -170,7 +169,9 @@ class Resolver:
             dtype = dtype or self.dtypes[tensor]
             return self.buffer.as_strided((count * dtype.itemsize,), (1,), base + offset).view(dtype)
 
-        def parts(line: torch.Tensor, rows: Sequence[int], places: Places) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        def parts(
+            line: torch.Tensor, rows: Sequence[int], places: Places
+        ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
             start = 0
             for row in rows:
                 count = int(moves.num_elements[row])

@@ -51,7 +51,8 @@ def cut_rounds(
     """Positions that cut a hop into rounds, ascending: one round without a budget.
 
     Rounds end where cells end, except where one cell alone exceeds the budget. All contributions to one element
-    fall into one round. With ``stage_all`` every element between ranks counts as staged. Raises ValueError where one row of a tensor exceeds the budget.
+    fall into one round. With ``stage_all`` every element between ranks counts as staged.
+    Raises ValueError where one row of a tensor exceeds the budget.
     """
     cells = plan.cells
     end = int(cells.start[-1])

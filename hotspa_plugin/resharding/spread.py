@@ -165,7 +165,7 @@ def _inside(
 def _snap_pieces(
     demand: Demand, cells: CellTable, starts: np.ndarray, stops: np.ndarray, begin: np.ndarray, end: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds on the demand's line, at places where cells may be cut, of pieces ``[begin, end)`` of ``[starts, stops)``."""
+    """Bounds on the demand's line of pieces ``[begin, end)`` of ``[starts, stops)``, where cells may be cut."""
     low = np.clip(demand.snap(starts + begin, cells), starts, stops)
     high = np.clip(demand.snap(starts + end, cells), starts, stops)
     # Rounding must not tear an edge off: the first piece of a range begins with it, the last ends with it.

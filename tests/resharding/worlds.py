@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hotspa_plugin.layout import GPTSizes, ShardLayout, gpt_layout
-from hotspa_plugin.resharding.executor import ReshardExecutor, StagingBuffer
+from hotspa_plugin.resharding.executor import ReshardExecutor
 from hotspa_plugin.resharding.plan import ReshardPlan
 from hotspa_plugin.resharding.transports import LoopbackWorld
 
