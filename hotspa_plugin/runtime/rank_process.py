@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from hotspa_plugin.runtime.activity import read_activity, set_activity, share_activity
 from hotspa_plugin.runtime.rank_failure import RankReport, condensed_stack, report_death, report_error
 
 START_TIMEOUT_S = 600.0  # a torch process takes seconds to start, many of them on a busy machine minutes
@@ -37,6 +38,7 @@ class RankSpec:
     backend: str
     collective_timeout_s: float
     stack_path: str
+    activity_path: str
 
 
 def resolve_target(target: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -68,7 +70,8 @@ def serve(connection: Connection, spec: RankSpec) -> None:
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)  # a group of its own, so that a rank is ended together with the processes it started
     threading.Thread(target=_end_with_parent, name="parent-watcher", daemon=True).start()
-    sys.stdout.reconfigure(line_buffering=True)  # whole lines, at once, also into a file or a pipe
+    share_activity(spec.activity_path)
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # whole lines: ranks share the output
     stacks = open(spec.stack_path, "w")  # noqa: SIM115 - faulthandler needs it until the process ends
     faulthandler.enable(file=stacks)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -90,6 +93,7 @@ def serve(connection: Connection, spec: RankSpec) -> None:
         if message[0] == "stop":
             break
         _, target, args, kwargs = message
+        set_activity("")
         try:
             answer = ("done", resolve_target(target)(*args, **kwargs))
         except BaseException as error:
@@ -188,7 +192,12 @@ class RankProcess:
     def report_death(self) -> RankReport:
         self.process.join(END_GRACE_S)
         exit_code = self.process.exitcode
-        return report_death(self.label, -9 if exit_code is None else exit_code, self._stack())
+        exit_code = -signal.SIGKILL if exit_code is None else exit_code
+        return report_death(self.label, exit_code, stack=self._stack(), activity=self.activity())
+
+    def activity(self) -> str:
+        """What the rank said it was doing; to be read of a dead rank, too."""
+        return read_activity(self.spec.activity_path)
 
     def request_stack(self) -> None:
         """Asks a rank that still runs to write down where it is."""

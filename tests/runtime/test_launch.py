@@ -9,6 +9,7 @@ import time
 import pytest
 import torch.distributed as dist
 
+from hotspa_plugin.runtime.activity import set_activity
 from hotspa_plugin.runtime.launch import RankFailure, UserError, in_torchrun, launch
 from hotspa_plugin.runtime.rank_failure import FailureKind, RankReport, explain, is_peer_loss, is_user_error
 from hotspa_plugin.runtime.worker_pool import WorkerPool
@@ -16,6 +17,7 @@ from hotspa_plugin.runtime.worker_pool import WorkerPool
 
 def fail_on(failing_rank, how):
     """One rank fails in the named way, the others wait for it in a collective."""
+    set_activity(f"step 3, switch tp1 to tp{dist.get_rank() + 1}")
     if dist.get_rank() == failing_rank:
         if how == "exit":
             os._exit(7)
@@ -52,6 +54,7 @@ def raise_on_all_but_rank_0():
 SCRIPT = """
 import os, sys, time
 import torch.distributed as dist
+from hotspa_plugin.runtime.activity import set_activity
 from hotspa_plugin.runtime.launch import UserError, clean_exit, launch
 
 def work(rank, world_size, how):
@@ -216,7 +219,8 @@ def test_the_rank_at_fault_is_named_first_and_all_end(how, kind, text):
             pool.run(fail_on, failing_rank=1, how=how)
         assert caught.value.cause.kind is kind
         assert str(caught.value).startswith(text)
-        assert "rank 0: lost contact with another rank" in str(caught.value)
+        assert "(during step 3, switch tp1 to tp2)" in str(caught.value).splitlines()[0]
+        assert "rank 0: lost contact with another rank (during step 3, switch tp1 to tp1)" in str(caught.value)
         assert running(pids) == []
 
 
@@ -296,7 +300,7 @@ def test_ranks_that_failed_alike_are_named_together():
     reports = [RankReport(label="rank 3", kind=FailureKind.DIED, summary="killed by SIGSEGV (signal 11)", time_s=9.0)]
     for rank in (0, 1):
         reports.append(
-            RankReport(label=f"rank {rank}", kind=FailureKind.PEER_LOST, summary="gloo said so", time_s=rank)
+            RankReport(label=f"rank {rank}", kind=FailureKind.PEER_LOST, summary="[gloo/transport] x", time_s=rank)
         )
     assert str(RankFailure(reports[::-1])).splitlines() == [
         "rank 3: killed by SIGSEGV (signal 11)",
