@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import faulthandler
@@ -14,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -168,8 +170,12 @@ class RankProcess:
             **environment,
         }
         # The child reads its environment before any code of ours runs in it, hence set here and taken back.
-        with _environment(rank_environment), _interrupts_held():
+        with _environment(rank_environment), interrupts_held():
+            if not _live:
+                atexit.unregister(_end_live)
+                atexit.register(_end_live)  # runs before multiprocessing's own, which waits for the processes
             self.process.start()
+            _live.add(self)
         child_connection.close()
 
     @property
@@ -233,7 +239,7 @@ class RankProcess:
 
 def end_processes(processes: list[RankProcess]) -> None:
     """Ends rank processes and what they started: SIGTERM, then after two seconds SIGKILL. Not interruptible."""
-    with _interrupts_held():
+    with interrupts_held():
         for process in processes:
             process.signal_group(signal.SIGTERM)
         deadline_s = time.monotonic() + END_GRACE_S
@@ -243,6 +249,7 @@ def end_processes(processes: list[RankProcess]) -> None:
             process.signal_group(signal.SIGKILL)
             process.process.join()
             process.connection.close()
+            _live.discard(process)
 
 
 @contextlib.contextmanager
@@ -260,12 +267,31 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Holds SIGINT back until the block ends; processes started inside begin with it blocked."""
+def interrupts_held() -> Iterator[None]:
+    """Holds Ctrl-C back until the block ends; processes started inside begin with SIGINT blocked."""
     # Started first: as it starts, it unblocks SIGINT.
     multiprocessing.resource_tracker.ensure_running()
+    # Blocking the signal covers this thread and the processes it starts; another thread may still take the
+    # signal, and then Python runs the handler in the main thread.
+    held: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    replace = callable(handler) and threading.current_thread() is threading.main_thread()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if replace:
+        signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if replace:
+            signal.signal(signal.SIGINT, handler)
+    if held:
+        signal.raise_signal(signal.SIGINT)
+
+
+def _end_live() -> None:
+    end_processes(list(_live))
+
+
+# A rank that slipped through everything else must not keep the interpreter from ending.
+_live: weakref.WeakSet[RankProcess] = weakref.WeakSet()

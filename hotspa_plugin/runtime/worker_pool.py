@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hotspa_plugin.runtime.rank_failure import FailureKind, RankFailure, RankReport
-from hotspa_plugin.runtime.rank_process import START_TIMEOUT_S, RankProcess, RankSpec, end_processes
+from hotspa_plugin.runtime.rank_process import START_TIMEOUT_S, RankProcess, RankSpec, end_processes, interrupts_held
 
 SETTLE_S = 5.0  # after the first error: how long the other ranks have to come back on their own
 PEER_SETTLE_S = 1.0  # the same of a pool that is given up anyway
@@ -104,10 +104,11 @@ class WorkerPool:
         self._closed_because = ""
         try:
             environment = {**rank_environment(self.num_ranks, self.device), **self._env}
-            for rank in range(self.num_ranks):
-                self._ranks.append(RankProcess(self._spec(f"rank {rank}", rank, self.num_ranks), environment))
-            if self._extra_reference:
-                self._reference = RankProcess(self._spec("reference process", 0, 1), environment)
+            with interrupts_held():  # until each process is where it will be ended
+                for rank in range(self.num_ranks):
+                    self._ranks.append(RankProcess(self._spec(f"rank {rank}", rank, self.num_ranks), environment))
+                if self._extra_reference:
+                    self._reference = RankProcess(self._spec("reference process", 0, 1), environment)
             self._await_ready()
         except BaseException:
             self._end("it did not start")
