@@ -41,8 +41,26 @@ def enable() -> None:
         return build(cls, config=config, hidden_size=hidden_size, eps=eps, **options)
 
     patches.replace(torch_norm.WrappedTorchNorm, "__new__", norm)
+    _let_local_attention_take_documents(patches)
     _repair_adam_state(patches)
     _patches = patches
+
+
+def _let_local_attention_take_documents(patches: PatchSet) -> None:
+    """Megatron's local attention refuses packed sequences; there is no other attention without a GPU."""
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    from hotspa_plugin.integrations.megatron.attention import packed_attention
+
+    stock = DotProductAttention.forward
+
+    def forward(self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        packed = options.get("packed_seq_params")
+        if packed is None:
+            return stock(self, query, key, value, *rest, **options)
+        return packed_attention(self, query, key, value, packed)
+
+    patches.replace(DotProductAttention, "forward", forward)
 
 
 def _repair_adam_state(patches: PatchSet) -> None:
