@@ -15,7 +15,7 @@ from hotspa_plugin.integrations.deepspeed.config_block import HotspaBlock
 from hotspa_plugin.integrations.deepspeed.home import HomeReduction, HomeWeights
 from hotspa_plugin.integrations.deepspeed.model_family import ModelFamily
 from hotspa_plugin.runtime.bucket_loop import BatchResult, BucketLoop
-from hotspa_plugin.runtime.global_view import gather_global
+from hotspa_plugin.runtime.global_view import gather_global, load_global
 
 _CLIENT_STATE = "hotspa"
 
@@ -226,6 +226,16 @@ class HotSwitchEngine:
             dist.all_reduce(gradient, group=group)
             gradient /= self.last_result.num_target_tokens
         return gather_global(self._family.home_layout, dist.get_rank(), gradients)
+
+    def load_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Sets all parameters from whole tensors by name, given on every rank. Not for ZeRO 3."""
+        if self.deepspeed_engine.zero_optimization_partition_weights():
+            raise ValueError("load_parameters: ZeRO 3 holds parameters in parts; load a checkpoint, or use ZeRO 0 to 2")
+        masters = {name: parameter.data for name, parameter in self.deepspeed_engine.module.named_parameters()}
+        load_global(self._family.home_layout, dist.get_rank(), values, masters)
+        if self.deepspeed_engine.zero_optimization():
+            self.deepspeed_engine.optimizer.refresh_fp32_params()
+        self.weights.refresh()
 
     def discard_gradient(self) -> None:
         """Forgets the gradient that waits for ``step``."""

@@ -79,7 +79,7 @@ class HuggingFaceFamily:
     ) -> None:
         self._rank, world_size = dist.get_rank(), dist.get_world_size()
         self._block, self._device = block, device
-        self.pool = pool.check(world_size=world_size)
+        self.pool = pool
         for strategy in self.pool.strategies:
             hugging_face.check_strategy(model, strategy)
         self.template = model
