@@ -48,6 +48,7 @@ class HotSwitchEngine:
         self._family = family
         self._device = device
         self._pending: torch.Tensor | None = None
+        self._own_iterator: Iterator[Any] | None = None
         self._training = True
 
     def __getattr__(self, name: str) -> Any:
@@ -119,7 +120,7 @@ class HotSwitchEngine:
         if data_iter is None:
             if self.training_dataloader is None:
                 raise ValueError("train_batch: give a batch, a data_iter, or training_data to initialize")
-            if getattr(self, "_own_iterator", None) is None:
+            if self._own_iterator is None:
                 self._own_iterator = self._endless(self.training_dataloader)
             data_iter = self._own_iterator
         return next(data_iter)
@@ -145,6 +146,8 @@ class HotSwitchEngine:
         if not forward_only:
             self.weights.zero_gradients()
         self.last_result = self.loop.run(batch, forward_only=forward_only)
+        if not forward_only and not self.last_result.num_target_tokens:
+            raise ValueError("batch: has no target token, so there is nothing to train")
         return torch.tensor(self.last_result.loss, dtype=torch.float32, device=self._device)
 
     def _report(self, result: BatchResult) -> None:

@@ -136,6 +136,8 @@ def _initialize(
     lr_scheduler: Any,
     recorder: RunRecorder | NullRecorder,
 ) -> tuple[Any, Any, Any, Any]:
+    if training_data is not None and block.batch != "global":
+        raise ValueError(f"{config_block.KEY}.batch: training_data is made into global batches, so it must be global")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device = torch.device(get_accelerator().current_device_name())
     dtype, stage = engine_config.compute_dtype(config), engine_config.zero_stage(config)

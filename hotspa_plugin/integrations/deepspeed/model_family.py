@@ -106,7 +106,7 @@ class HuggingFaceFamily:
         self.home_layout = self._home.layout
 
     def home_values(self) -> dict[str, torch.Tensor]:
-        whole = hugging_face.broadcast_whole(self.template)
+        whole = hugging_face.broadcast_whole(self.template, self._device)
         values = {
             shard.parameter: torch.empty(shard.region.shape, dtype=torch.float32, device=self._device)
             for shard in self.home_layout.shards(self._rank)
