@@ -60,6 +60,14 @@ class BatchResult:
         return self.loss_sum / max(self.num_target_tokens, 1)
 
 
+class BatchAssigner(Protocol):
+    """Lays a batch out over the strategies of a loop, in place of the pool's fixed bounds."""
+
+    def assign(self, lengths: np.ndarray) -> BatchAssignment:
+        """The assignment of a batch with these lengths, the same on all ranks; bucket i runs under strategy i."""
+        ...
+
+
 class BucketLoop:
     """Runs every non-empty bucket of a batch under its strategy, the others first and home last."""
 
@@ -71,9 +79,11 @@ class BucketLoop:
         home_index: int,
         switcher: HotSwitcher,
         packing: str,
+        assigner: BatchAssigner | None = None,
         recorder: RunRecorder | NullRecorder | None = None,
         device: torch.device | None = None,
     ) -> None:
+        self.assigner = assigner  # None: by the pool's bounds
         self._buckets = tuple(buckets)
         self._runners = tuple(runners)
         self._home_index = home_index
@@ -103,7 +113,10 @@ class BucketLoop:
     def run(self, batch: GlobalBatch, *, forward_only: bool = False) -> BatchResult:
         """Trains (or with ``forward_only`` evaluates) one batch. Gradients end up, unreduced, in home's accumulators."""
         with self._phase("plan", batch.step):
-            assignment = assign_batch(batch.lengths, buckets=self._buckets, packing=self._packing)
+            if self.assigner is not None:
+                assignment = self.assigner.assign(batch.lengths)
+            else:
+                assignment = assign_batch(batch.lengths, buckets=self._buckets, packing=self._packing)
             check_agreement(f"the assignment of step {batch.step}", assignment.digest(), device=self._device)
         total = torch.zeros(2, dtype=torch.float64)
         records = []
