@@ -23,7 +23,7 @@ WANTED_ERROR = 0.1  # of the fits on unseen lengths
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("profile.json"), show_default=True, help="The profile to write."
 )
-@click.option("--longest", type=click.IntRange(min=64), default=4096, show_default=True, metavar="TOKENS",
+@click.option("--longest", type=click.IntRange(min=256), default=4096, show_default=True, metavar="TOKENS",
               help="Longest sequence to measure.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, metavar="N",
               help="Measurements of each length, of which the median counts.")  # fmt: skip
