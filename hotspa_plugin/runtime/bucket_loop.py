@@ -82,8 +82,14 @@ class BucketLoop:
         assigner: BatchAssigner | None = None,
         recorder: RunRecorder | NullRecorder | None = None,
         device: torch.device | None = None,
+        descending: bool = False,
     ) -> None:
-        self.assigner = assigner  # None: by the pool's bounds
+        """``descending`` runs the other strategies' buckets from the longest bound to the shortest.
+
+        ``assigner`` lays batches out in place of the pool's fixed bounds, where it is given.
+        """
+        self.assigner = assigner
+        self._descending = descending
         self._buckets = tuple(buckets)
         self._runners = tuple(runners)
         self._home_index = home_index
@@ -108,6 +114,7 @@ class BucketLoop:
             packing=self._packing,
             recorder=self.recorder,
             device=self._device,
+            descending=self._descending,
         )
 
     def run(self, batch: GlobalBatch, *, forward_only: bool = False) -> BatchResult:
@@ -120,7 +127,8 @@ class BucketLoop:
             check_agreement(f"the assignment of step {batch.step}", assignment.digest(), device=self._device)
         total = torch.zeros(2, dtype=torch.float64)
         records = []
-        by_home_last = sorted(assignment.buckets, key=lambda bucket: (bucket.bucket == self._home_index, bucket.bucket))
+        sign = -1 if self._descending else 1
+        by_home_last = sorted(assignment.buckets, key=lambda b: (b.bucket == self._home_index, sign * b.bucket))
         for bucket in by_home_last:
             if bucket.bucket == self._home_index:
                 self.switcher.release()
@@ -183,7 +191,11 @@ class BucketLoop:
     def _build(self, batch: GlobalBatch, assigned: Sequence, spec: BucketSpec) -> list[MicroBatch]:
         build: Callable[..., MicroBatch] = pack_micro_batch if self._packing == "packed" else pad_micro_batch
         return [
-            build([batch.sample(position) for position in micro_batch.samples], length_multiple=spec.length_multiple)
+            build(
+                [batch.sample(position) for position in micro_batch.samples],
+                length_multiple=spec.length_multiple,
+                num_tokens=micro_batch.num_padded_tokens // (1 if self._packing == "packed" else len(micro_batch.samples)),
+            )
             for micro_batch in assigned
         ]
 

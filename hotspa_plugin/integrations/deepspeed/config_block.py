@@ -25,6 +25,11 @@ class SwitchBlock(_Block):
     policy: Literal["balanced", "fcfs", "round_robin", "multi_node_round_robin", "greedy", "new_greedy"] = "balanced"
     memory_mb: Annotated[float, pydantic.Field(gt=0)] | None = None
 
+    @property
+    def memory_budget_bytes(self) -> int | None:
+        """MB are 2**20 bytes."""
+        return None if self.memory_mb is None else int(self.memory_mb * 2**20)
+
 
 class HotspaBlock(_Block):
     """What ``"hotspa": {...}`` may hold.

@@ -13,10 +13,9 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from hotspa_plugin.integrations.deepspeed.batches import GlobalBatchLoader, as_global_batch
 from hotspa_plugin.integrations.deepspeed.config_block import HotspaBlock
 from hotspa_plugin.integrations.deepspeed.home import HomeReduction, HomeWeights
-from hotspa_plugin.layout import ShardLayout
+from hotspa_plugin.integrations.deepspeed.model_family import ModelFamily
 from hotspa_plugin.runtime.bucket_loop import BatchResult, BucketLoop
 from hotspa_plugin.runtime.global_view import gather_global
-from hotspa_plugin.strategy import StrategyPool
 
 _CLIENT_STATE = "hotspa"
 
@@ -34,25 +33,20 @@ class HotSwitchEngine:
         *,
         engine: DeepSpeedEngine,
         block: HotspaBlock,
-        pool: StrategyPool,
         loop: BucketLoop,
         weights: HomeWeights,
         reduction: HomeReduction,
-        layout: ShardLayout,
+        family: ModelFamily,
         loader: GlobalBatchLoader | None,
-        vocab_size: int | None,
         device: torch.device,
-        template: torch.nn.Module | None = None,
     ) -> None:
         self.deepspeed_engine = engine
-        self.block, self.pool, self.loop = block, pool, loop
-        self.weights, self.layout = weights, layout
+        self.block, self.pool, self.loop, self.weights = block, family.pool, loop, weights
         self.training_dataloader = loader
         self.last_result: BatchResult | None = None
         self._reduction = reduction
-        self._vocab_size = vocab_size
+        self._family = family
         self._device = device
-        self._template = template
         self._pending: torch.Tensor | None = None
         self._training = True
 
@@ -146,7 +140,7 @@ class HotSwitchEngine:
     def _run(self, batch: Any, *, forward_only: bool) -> torch.Tensor:
         step = self.deepspeed_engine.global_steps
         batch = as_global_batch(
-            batch, step=step, per_rank=self.block.batch == "per_rank", vocab_size=self._vocab_size, device=self._device
+            batch, step=step, per_rank=self.block.batch == "per_rank", vocab_size=self._family.vocab_size, device=self._device
         )
         if not forward_only:
             self.weights.zero_gradients()
@@ -216,7 +210,7 @@ class HotSwitchEngine:
 
     def gather_parameters(self) -> tuple[dict[str, torch.Tensor] | None, list[str]]:
         """Whole parameters in the compute dtype on rank 0, and the names of those whose copies differ."""
-        return gather_global(self.layout, dist.get_rank(), self.weights.parameters)
+        return gather_global(self._family.home_layout, dist.get_rank(), self.weights.parameters)
 
     def gather_gradients(self) -> tuple[dict[str, torch.Tensor] | None, list[str]]:
         """Whole finished gradients (of the mean loss) on rank 0, and the names of those whose copies differ.
@@ -231,13 +225,36 @@ class HotSwitchEngine:
         for gradient in gradients.values():
             dist.all_reduce(gradient, group=group)
             gradient /= self.last_result.num_target_tokens
-        return gather_global(self.layout, dist.get_rank(), gradients)
+        return gather_global(self._family.home_layout, dist.get_rank(), gradients)
+
+    def discard_gradient(self) -> None:
+        """Forgets the gradient that waits for ``step``."""
+        self._pending = None
+
+    def check_switches(self) -> list[str]:
+        """Switches to every other strategy and compares what arrived, bit for bit, with what home holds.
+
+        Returns the names of tensors that differ, on rank 0.
+        """
+        home, _ = self.gather_parameters()
+        wrong: dict[str, None] = {}
+        switcher = self.loop.switcher
+        for runner in self.loop.runners:
+            if runner.label == str(self.pool.home):
+                continue
+            switcher.enter(runner.label)
+            there, differing = gather_global(switcher.layout(runner.label), dist.get_rank(), self._family.parameters(runner.label))
+            if home is not None:
+                names = [name for name in home if not torch.equal(home[name], there[name])]
+                wrong.update(dict.fromkeys(f"{name} under {runner.label}" for name in [*names, *differing]))
+        switcher.release()
+        return list(wrong)
 
     def save_pretrained(self, save_directory: str, **options: Any) -> None:
         """Writes a Hugging Face model with the weights trained so far, in the compute dtype, from rank 0."""
-        if self._template is None:
+        if self._family.template is None:
             raise ValueError("save_pretrained: this engine does not train a Hugging Face model; use gather_parameters")
         values, _ = self.gather_parameters()
         if values is not None:
-            self._template.save_pretrained(save_directory, state_dict=values, **options)
+            self._family.template.save_pretrained(save_directory, state_dict=values, **options)
         dist.barrier()

@@ -159,9 +159,8 @@ def _initialize(
             training_data, num_sequences=engine_config.train_batch_size(config, world_size), seed=block.seed
         )
     switching = HotSwitchEngine(
-        engine=engine, block=block, pool=pool, loop=loop, weights=weights, reduction=reduction,
-        layout=family.home_layout, loader=loader, vocab_size=family.vocab_size, device=device,
-        template=family.template,
+        engine=engine, block=block, loop=loop, weights=weights, reduction=reduction, family=family, loader=loader,
+        device=device,
     )  # fmt: skip
     precision = {torch.float32: "fp32", torch.bfloat16: "bf16 with fp32 masters"}[dtype]
     log_dist(f"hotspa is active: pool {pool}, home {pool.home}, {block.packing} micro-batches, {precision}, ZeRO {stage}",

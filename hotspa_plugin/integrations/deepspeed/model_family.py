@@ -49,6 +49,10 @@ class ModelFamily(Protocol):
         """Binds home's modules to ``weights`` and builds the rest. Collective over the world."""
         ...
 
+    def parameters(self, label: str) -> dict[str, torch.Tensor]:
+        """This rank's tensors under the strategy called ``label``, by local parameter name; alive while it runs."""
+        ...
+
 
 def open_family(
     model: Any, pool: StrategyPool, block: HotspaBlock, *, dtype: torch.dtype, device: torch.device
@@ -117,6 +121,7 @@ class HuggingFaceFamily:
     def build_loop(self, weights: HomeWeights, *, recorder: RunRecorder | NullRecorder) -> BucketLoop:
         self._home.bind(weights.parameters, weights.gradients)
         stand_ins = {model.label: model.stand_ins() for model in self._models if model is not self._home}
+        self._stand_ins = stand_ins
         gradients: dict[int, torch.Tensor] = {}
         switcher = HotSwitcher(
             rank=self._rank,
@@ -132,7 +137,7 @@ class HuggingFaceFamily:
             },
             transport=TorchDistributedTransport(),
             policy=self._block.switch.policy,
-            memory_budget_bytes=budget_bytes(self._block),
+            memory_budget_bytes=self._block.switch.memory_budget_bytes,
             device=self._device,
         )
         for model in self._models:
@@ -157,7 +162,5 @@ class HuggingFaceFamily:
             device=self._device,
         )
 
-
-def budget_bytes(block: HotspaBlock) -> int | None:
-    """The switch's memory budget; MB are 2**20 bytes."""
-    return None if block.switch.memory_mb is None else int(block.switch.memory_mb * 2**20)
+    def parameters(self, label: str) -> dict[str, torch.Tensor]:
+        return {name: parameter.data for name, parameter in self._stand_ins[label].items()}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import gc
+import math
 import os
 import statistics
 import time
@@ -135,7 +138,7 @@ def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, devic
     def run(length: int, step: int) -> tuple[float, int]:
         source = RandomTokenSource([length] * num_sequences, vocab_size=256, seed=step)
         batch = SequenceBatch(step=step, source=source, indices=np.arange(num_sequences))
-        gc.collect()
+        _give_back_memory()
         memory.restart()
         before = torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()
         result = trainer.accumulate(batch)
@@ -146,13 +149,14 @@ def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, devic
     started_s = time.perf_counter()
     trainer.update()
     optimizer_s = float(_largest(time.perf_counter() - started_s))
-    # What an allocator keeps from a longer sequence would hide what a shorter one needs: ascending.
-    seconds, activation = {}, {}
-    for length in lengths:
-        times, peaks = zip(*(run(length, 1 + i) for i in range(request.num_repeats)), strict=True)
-        slowest = [float(_largest(t)) for t in times]
-        seconds[length] = statistics.median(slowest) / (num_micro_batches + strategy.pp - 1)
-        activation[length] = int(_largest(max(peaks)))
+    # All lengths in each round, and the fastest round of each: what disturbs a measurement makes it slower, never faster.
+    seconds, activation = dict.fromkeys(lengths, math.inf), dict.fromkeys(lengths, 0)
+    for turn in range(request.num_repeats):
+        for length in lengths:
+            taken_s, peak_bytes = run(length, 1 + turn)
+            stage_s = _largest(taken_s) / (num_micro_batches + strategy.pp - 1)
+            seconds[length] = min(seconds[length], stage_s)
+            activation[length] = max(activation[length], int(_largest(peak_bytes)))
     num_parameters = int(_largest(sum(p.numel() for p in trainer.home.parameters.values())))
     return StageMeasurement(
         strategy=strategy,
@@ -161,6 +165,13 @@ def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, devic
         optimizer_s=optimizer_s,
         num_rank_parameters=num_parameters,
     )
+
+
+def _give_back_memory() -> None:
+    """Frees what was dropped and, where the C library can, hands it back, so that it does not hide later growth."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _largest(value: float) -> float:
@@ -247,11 +258,12 @@ def _build_profile(
         optimizer_bytes=8 if item_bytes == 4 else 12,
         distributed_optimizer=request.distributed_optimizer,
     )
+    # What is resident follows from the model alone; without it a relative error of memory means little.
     profile = Profile(
         source="measured by hotspa profile",
         model=request.sizes,
         machine=MachineFigures(name=_machine_name(), ranks_per_node=per_node, num_ranks=num_ranks),
-        stages=tuple(_fit_stage(request, m, 0.0) for m in measured),
+        stages=tuple(_fit_stage(request, m, 1.0) for m in measured),
         memory=memory,
         links=links,
         optimizer_s_per_parameter=statistics.median(

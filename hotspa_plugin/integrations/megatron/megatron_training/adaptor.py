@@ -18,10 +18,11 @@ from megatron.core import tensor_parallel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
 
-from hotspa_plugin.integrations.megatron.training import data, flags, hot_run
-from hotspa_plugin.integrations.megatron.training.hot_run import HotRun
-from hotspa_plugin.integrations.megatron.training.refusals import refuse_unsupported, user_errors
-from hotspa_plugin.integrations.megatron.training.strategy_arguments import StrategyArguments, changes_for
+from hotspa_plugin.integrations.megatron.megatron_training import data, documents, flags, hot_run
+from hotspa_plugin.integrations.megatron.megatron_training.hot_run import HotRun
+from hotspa_plugin.integrations.megatron.megatron_training.refusals import refuse_unsupported, user_errors
+from hotspa_plugin.integrations.megatron.megatron_training.step_log import write_scalars
+from hotspa_plugin.integrations.megatron.megatron_training.strategy_arguments import StrategyArguments, changes_for
 from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
 
 
@@ -189,10 +190,17 @@ def wrap_build_iterators(original: Callable) -> Callable:
         run = hot_run.current()
         if run is None:
             return original(provider)
-        with data.every_rank_reads():
+        if get_args().hotspa_sample_unit == "document":
+            provider = functools.partial(_document_provider, run)
+            provider.is_distributed = True
+        with data.every_rank_reads(), user_errors(torch.distributed.get_rank()):
             return original(provider)
 
     return build_train_valid_test_data_iterators
+
+
+def _document_provider(run: HotRun, num_samples: list[int], vp_stage: int | None = None) -> tuple:
+    return documents.document_sets(get_args(), num_samples, bound_tokens=run.pool.bounds_tokens[-1])
 
 
 def wrap_build_loader(original: Callable) -> Callable:
@@ -222,3 +230,55 @@ def wrap_get_forward_backward_func(original: Callable) -> Callable:
         return original(*args, **options) if run is None else run.schedule
 
     return get_forward_backward_func
+
+
+def wrap_training_log(original: Callable) -> Callable:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def training_log(*args: Any, **options: Any) -> Any:
+        run = hot_run.current()
+        result = original(*args, **options)
+        if run is None:
+            return result
+        from megatron.training import get_tensorboard_writer, get_wandb_writer, print_rank_last
+
+        given = signature.bind(*args, **options)
+        given.apply_defaults()
+        told = given.arguments
+        iteration, settings = told["iteration"], get_args()
+        run.finish_step(iteration, told["grad_norm"], told["learning_rate"])
+        if iteration % settings.log_interval == 0 or told["is_first_iteration"]:
+            print_rank_last(run.log.line())
+            write_scalars(run.log, iteration, (get_tensorboard_writer(), get_wandb_writer()))
+            run.log.restart()
+        return result
+
+    return training_log
+
+
+def wrap_train_step(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def train_step(*args: Any, **options: Any) -> tuple:
+        if (run := hot_run.current()) is not None:
+            run.records.start_step()
+        return original(*args, **options)
+
+    return train_step
+
+
+def wrap_train(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def train(*args: Any, **options: Any) -> Any:
+        run = hot_run.current()
+        try:
+            result = original(*args, **options)
+        except SystemExit:  # how Megatron ends a run for a signal or a time limit
+            if run is not None:
+                run.records.close()
+            raise
+        if run is not None:
+            run.records.close()
+        return result
+
+    return train

@@ -14,7 +14,7 @@ from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.resharding.executor import ReshardExecutor, StagingBuffer
 from hotspa_plugin.resharding.plan import ReshardPlan
 from hotspa_plugin.resharding.rounds import rounds_of_rank
-from hotspa_plugin.resharding.transports import TorchDistributedTransport
+from hotspa_plugin.resharding.transports.torch_distributed import TorchDistributedTransport
 
 TORCH_DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,

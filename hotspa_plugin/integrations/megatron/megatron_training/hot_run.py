@@ -17,7 +17,10 @@ from hotspa_plugin.integrations.megatron.runner import MegatronRunner, to_device
 from hotspa_plugin.integrations.megatron.schedule import HotSwitchSchedule
 from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
 from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
-from hotspa_plugin.integrations.megatron.training.strategy_arguments import StrategyArguments
+from hotspa_plugin.integrations.megatron.megatron_training.copy_check import check_copies
+from hotspa_plugin.integrations.megatron.megatron_training.step_log import StepLog, StepRecords
+from hotspa_plugin.integrations.megatron.megatron_training.strategy_arguments import StrategyArguments
+from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.process_groups.registry import process_registry
 from hotspa_plugin.runtime.bucket_loop import MicroBatch
 from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
@@ -36,6 +39,9 @@ class HotRun:
     get_args: Callable[[], argparse.Namespace]
     states: ParallelStates | None = None
     schedule: HotSwitchSchedule | None = None
+    log: StepLog = dataclasses.field(default_factory=StepLog)
+    records: StepRecords | None = None
+    _layout: ShardLayout | None = None
 
     def create_groups(self, initialize: Callable[..., None], options: dict[str, Any]) -> None:
         """Lets Megatron make home's groups with its own ``options``, then makes the other strategies'."""
@@ -63,6 +69,7 @@ class HotRun:
     def build(self, home_chunks: list[torch.nn.Module], home_bare: list[Any], build_model: ModelFactory) -> None:
         """Builds the other strategies' modules beside home's, and the schedule over all of them."""
         args = self.get_args()
+        self.records = StepRecords(args, self.pool)
         index = self.pool.home_index
         _prepare_config(home_chunks[0])
         home = self.states.modules(index, home_chunks, home_bare, self.arguments[index].active)
@@ -83,11 +90,24 @@ class HotRun:
                 policy=args.hotspa_switch_policy,
                 memory_budget_bytes=None if args.hotspa_switch_memory_mb is None else args.hotspa_switch_memory_mb << 20,
             ),
+            recorder=self.records.recorder,
             device=torch.device(torch.cuda.current_device()),
+            descending=args.hotspa_bucket_order == "descending",
             surroundings=[arguments.active for arguments in self.arguments],
             make_runner=self._make_runner,
         )
         self.schedule = HotSwitchSchedule(loop, home)
+
+    def finish_step(self, iteration: int, grad_norm: float | None, learning_rate: float | None) -> None:
+        """Notes what the schedule did in the step that ends as ``iteration``; collective."""
+        args, result = self.get_args(), self.schedule.last_result
+        self.log.add(result)
+        self.records.finish_step(iteration - 1, result, grad_norm, learning_rate)
+        if args.hotspa_check_every and iteration % args.hotspa_check_every == 0:
+            home = self.schedule.home
+            if self._layout is None:
+                self._layout = home.read_layout()
+            check_copies(self._layout, torch.distributed.get_rank(), home.parameters, step=iteration)
 
     def _make_runner(self, modules: StrategyModules) -> MegatronRunner:
         args = self.get_args()
