@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # Functions behind the commands, as "module:function".
 RUN_DEMO = "hotspa_plugin.integrations.megatron.demo:run_demo"
-PLAN_TRAINING = "hotspa_plugin.integrations.megatron.training:plan_training"
-TRAIN_RANK = "hotspa_plugin.integrations.megatron.training:train_rank"
+PLAN_TRAINING = "hotspa_plugin.integrations.megatron.training_run:plan_training"
+TRAIN_RANK = "hotspa_plugin.integrations.megatron.training_run:train_rank"
 VERIFY_CASE = "hotspa_plugin.integrations.megatron.verify:verify_case"
 WRITE_REPORT = "hotspa_plugin.report:write_report"
 
@@ -123,6 +123,11 @@ def require_packages() -> None:
             found = False
         if not found:
             raise ValueError(f"{package} is not installed: pip install 'hotspa-plugin[megatron]', then hotspa doctor")
+
+
+def quiet_environment() -> dict[str, str]:
+    """Environment of ranks in which packages keep their advice to developers to themselves, unless it is wanted."""
+    return {} if "PYTHONWARNINGS" in os.environ else {"PYTHONWARNINGS": "ignore"}
 
 
 def command_line() -> str:

@@ -128,7 +128,12 @@ def verify(
     )
     started_s = time.monotonic()
     with WorkerPool(
-        num_ranks, extra_reference=True, device=device, collective_timeout_s=timeout_s, call_timeout_s=None
+        num_ranks,
+        extra_reference=True,
+        device=device,
+        env=options.quiet_environment(),
+        collective_timeout_s=timeout_s,
+        call_timeout_s=None,
     ) as workers:
         result = verify_case(workers, case)
     if json_path is not None:

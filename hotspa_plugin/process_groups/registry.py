@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -26,13 +26,18 @@ class ProcessGroupRegistry:
         self._sealed = False
 
     def get(
-        self, ranks: Sequence[int], backend: str | None = None, timeout: datetime.timedelta | None = None
+        self,
+        ranks: Sequence[int],
+        backend: str | None = None,
+        timeout: datetime.timedelta | None = None,
+        create: Callable[[], dist.ProcessGroup] | None = None,
     ) -> dist.ProcessGroup:
         """The group of ``ranks`` (ascending), created at the first call and the same object afterwards.
 
         ``backend`` None is the job's own. On a rank outside the group the result is
         ``GroupMember.NON_GROUP_MEMBER``, as from ``torch.distributed.new_group``. ``timeout``
-        counts at creation only. Raises RuntimeError for a new group after ``seal``.
+        counts at creation only, and so does ``create``, which makes the group with options of its own.
+        Raises RuntimeError for a new group after ``seal``.
         """
         ranks = tuple(int(rank) for rank in ranks)
         check_ranks(ranks)
@@ -47,7 +52,9 @@ class ProcessGroupRegistry:
             )
         if ranks[-1] >= dist.get_world_size():
             raise ValueError(f"process group of ranks {ranks}: the world has only {dist.get_world_size()} ranks")
-        group = dist.new_group(list(ranks), backend=backend, timeout=timeout or self._timeout)
+        if create is None:
+            create = functools.partial(dist.new_group, list(ranks), backend=backend, timeout=timeout or self._timeout)
+        group = create()
         self._groups[ranks, backend] = group
         return group
 

@@ -12,17 +12,13 @@ import torch.distributed as dist
 
 from hotspa_plugin.data import BatchAssignment, BucketAssignment, BucketSpec, Sample, assign_batch
 from hotspa_plugin.data.micro_batch import PackedMicroBatch, PaddedMicroBatch, pack_micro_batch, pad_micro_batch
-from hotspa_plugin.resharding.executor import ReshardStats
 from hotspa_plugin.runtime.agreement import check_agreement
-from hotspa_plugin.runtime.hot_switcher import HotSwitcher
+from hotspa_plugin.runtime.hot_switcher import NOTHING_MOVED, HotSwitcher
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 from hotspa_plugin.runtime.run_record import BucketRecord
 
 MicroBatch = PackedMicroBatch | PaddedMicroBatch
 
-_NOTHING_MOVED = ReshardStats(
-    local_bytes=0, sent_bytes=0, received_bytes=0, num_rounds=0, predicted_peak_extra_bytes=0, peak_extra_bytes=0
-)
 
 
 class GlobalBatch(Protocol):
@@ -64,6 +60,14 @@ class BatchResult:
         return self.loss_sum / max(self.num_target_tokens, 1)
 
 
+class BatchAssigner(Protocol):
+    """Lays a batch out over the strategies of a loop, in place of the pool's fixed bounds."""
+
+    def assign(self, lengths: np.ndarray) -> BatchAssignment:
+        """The assignment of a batch with these lengths, the same on all ranks; bucket i runs under strategy i."""
+        ...
+
+
 class BucketLoop:
     """Runs every non-empty bucket of a batch under its strategy, the others first and home last."""
 
@@ -75,9 +79,17 @@ class BucketLoop:
         home_index: int,
         switcher: HotSwitcher,
         packing: str,
+        assigner: BatchAssigner | None = None,
         recorder: RunRecorder | NullRecorder | None = None,
         device: torch.device | None = None,
+        descending: bool = False,
     ) -> None:
+        """``descending`` runs the other strategies' buckets from the longest bound to the shortest.
+
+        ``assigner`` lays batches out in place of the pool's fixed bounds, where it is given.
+        """
+        self.assigner = assigner
+        self._descending = descending
         self._buckets = tuple(buckets)
         self._runners = tuple(runners)
         self._home_index = home_index
@@ -102,16 +114,21 @@ class BucketLoop:
             packing=self._packing,
             recorder=self.recorder,
             device=self._device,
+            descending=self._descending,
         )
 
     def run(self, batch: GlobalBatch, *, forward_only: bool = False) -> BatchResult:
         """Trains (or with ``forward_only`` evaluates) one batch. Gradients end up, unreduced, in home's accumulators."""
         with self._phase("plan", batch.step):
-            assignment = assign_batch(batch.lengths, buckets=self._buckets, packing=self._packing)
+            if self.assigner is not None:
+                assignment = self.assigner.assign(batch.lengths)
+            else:
+                assignment = assign_batch(batch.lengths, buckets=self._buckets, packing=self._packing)
             check_agreement(f"the assignment of step {batch.step}", assignment.digest(), device=self._device)
         total = torch.zeros(2, dtype=torch.float64)
         records = []
-        by_home_last = sorted(assignment.buckets, key=lambda bucket: (bucket.bucket == self._home_index, bucket.bucket))
+        sign = -1 if self._descending else 1
+        by_home_last = sorted(assignment.buckets, key=lambda b: (b.bucket == self._home_index, sign * b.bucket))
         for bucket in by_home_last:
             if bucket.bucket == self._home_index:
                 self.switcher.release()
@@ -119,7 +136,7 @@ class BucketLoop:
             total += part
             records.append(record)
         self.switcher.release()
-        with self._phase("data", batch.step):
+        with self._phase("wait", batch.step):
             total = total.to(self._device)
             dist.all_reduce(total)
             loss_sum, num_targets = total.tolist()
@@ -139,7 +156,7 @@ class BucketLoop:
         about = {"bucket": spec.bound_tokens, "strategy": runner.label}
         with self._phase("data", step, **about):
             micro_batches = self._build(batch, assigned.replicas[runner.dp_rank], spec)
-        moved_there, switch_s = _NOTHING_MOVED, 0.0
+        moved_there, switch_s = NOTHING_MOVED, 0.0
         if not at_home:
             with self._phase("switch", step, **about) as span:
                 moved_there = self.switcher.enter(runner.label)
@@ -149,7 +166,7 @@ class BucketLoop:
             if micro_batches:
                 part = runner.run(step, index, micro_batches, forward_only=forward_only)
         compute_s = span.seconds
-        moved_back, flush_s = _NOTHING_MOVED, 0.0
+        moved_back, flush_s = NOTHING_MOVED, 0.0
         if not at_home and not forward_only:
             with self._phase("flush", step, **about) as span:
                 moved_back = self.switcher.flush(runner.label)
@@ -164,17 +181,21 @@ class BucketLoop:
             switch_s=switch_s,
             compute_s=compute_s,
             flush_s=flush_s,
-            switch_bytes_local=moved_there.local_bytes,
-            switch_bytes_remote=moved_there.sent_bytes,
-            flush_bytes_local=moved_back.local_bytes,
-            flush_bytes_remote=moved_back.sent_bytes,
+            switch_bytes_local=moved_there.local,
+            switch_bytes_remote=moved_there.remote,
+            flush_bytes_local=moved_back.local,
+            flush_bytes_remote=moved_back.remote,
         )
         return part, record
 
     def _build(self, batch: GlobalBatch, assigned: Sequence, spec: BucketSpec) -> list[MicroBatch]:
         build: Callable[..., MicroBatch] = pack_micro_batch if self._packing == "packed" else pad_micro_batch
         return [
-            build([batch.sample(position) for position in micro_batch.samples], length_multiple=spec.length_multiple)
+            build(
+                [batch.sample(position) for position in micro_batch.samples],
+                length_multiple=spec.length_multiple,
+                num_tokens=micro_batch.num_padded_tokens // (1 if self._packing == "packed" else len(micro_batch.samples)),
+            )
             for micro_batch in assigned
         ]
 

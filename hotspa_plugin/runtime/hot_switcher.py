@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.resharding import build_flush_plan, build_switch_plan
-from hotspa_plugin.resharding.executor import ReshardExecutor, ReshardStats
+from hotspa_plugin.resharding.executor import ReshardExecutor, StagingBuffer
 from hotspa_plugin.resharding.transports import Transport
 from hotspa_plugin.runtime.slab import Slab
 
@@ -40,9 +41,22 @@ class StrategyTensors:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class BytesMoved:
+    """What one switch or flush moves, summed over all ranks."""
+
+    local: int  # within a rank
+    remote: int  # from rank to rank
+
+
+NOTHING_MOVED = BytesMoved(local=0, remote=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Tenant:
     switch: ReshardExecutor
     flush: ReshardExecutor
+    switch_bytes: BytesMoved
+    flush_bytes: BytesMoved
     parameter_bytes: int
     gradient_bytes: int
 
@@ -68,6 +82,7 @@ class HotSwitcher:
         self._plans = {}
         self._tenants: dict[str, _Tenant] = {}
         self._occupant: str | None = None
+        staging = StagingBuffer()
         for label, other in others.items():
             switch_plan = build_switch_plan(home.layout, other.layout, policy=policy, node_of_rank=node_of_rank)
             flush_plan = build_flush_plan(other.layout, home.layout, switch_plan)
@@ -79,9 +94,18 @@ class HotSwitcher:
                 parameter.data = parameters[name]
             for name, parameter in trainable.items():
                 other.attach_gradient(parameter, gradients[name])
+            # Buffers are kept from step to step; switch and flush take turns, so one set serves both.
+            switch = ReshardExecutor(
+                switch_plan, rank, transport, home.parameters, parameters, memory_budget_bytes, staging=staging
+            )
+            flush = ReshardExecutor(
+                flush_plan, rank, transport, gradients, home.gradients, memory_budget_bytes, staging=staging
+            )
             self._tenants[label] = _Tenant(
-                switch=ReshardExecutor(switch_plan, rank, transport, home.parameters, parameters, memory_budget_bytes),
-                flush=ReshardExecutor(flush_plan, rank, transport, gradients, home.gradients, memory_budget_bytes),
+                switch=switch,
+                flush=flush,
+                switch_bytes=_over_all_ranks(switch, device),
+                flush_bytes=_over_all_ranks(flush, device),
                 parameter_bytes=parameter_bytes,
                 gradient_bytes=gradient_bytes,
             )
@@ -104,7 +128,7 @@ class HotSwitcher:
         """The (switch, flush) plans between home and ``label``."""
         return self._plans[label]
 
-    def enter(self, label: str) -> ReshardStats:
+    def enter(self, label: str) -> BytesMoved:
         """Brings home's parameters to ``label`` and zeroes its gradients. Collective over all ranks."""
         tenant = self._tenants[label]
         self._parameter_slab.size_for(tenant.parameter_bytes)
@@ -113,17 +137,25 @@ class HotSwitcher:
             self._parameter_slab.fill(0xFF)
         self._gradient_slab.fill(0)
         self._occupant = label
-        return tenant.switch.run()
+        tenant.switch.run()
+        return tenant.switch_bytes
 
-    def flush(self, label: str) -> ReshardStats:
+    def flush(self, label: str) -> BytesMoved:
         """Adds ``label``'s accumulated gradients to home's. Collective over all ranks."""
         assert self._occupant == label, f"the slab holds {self._occupant}, not {label}"
-        stats = self._tenants[label].flush.run()
+        self._tenants[label].flush.run()
         self._occupant = None
-        return stats
+        return self._tenants[label].flush_bytes
 
     def release(self) -> None:
         """Empties both slabs, so that home's bucket has their memory."""
         self._parameter_slab.release()
         self._gradient_slab.release()
         self._occupant = None
+
+
+def _over_all_ranks(executor: ReshardExecutor, device: torch.device) -> BytesMoved:
+    total = torch.tensor([executor.moved.local_bytes, executor.moved.sent_bytes], dtype=torch.int64, device=device)
+    dist.all_reduce(total)
+    local, remote = total.tolist()
+    return BytesMoved(local=local, remote=remote)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
@@ -29,6 +30,16 @@ class PeakMemory:
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def rank_memory_bytes(num_local_ranks: int) -> int | None:
+    """Memory that one of ``num_local_ranks`` ranks of this machine can have: its GPU's, or its share of main memory."""
+    if torch.cuda.is_available() and torch.cuda.device_count() >= num_local_ranks:
+        return torch.cuda.get_device_properties(0).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_local_ranks
+    except (ValueError, OSError):
+        return None
 
 
 def resident_bytes() -> int:

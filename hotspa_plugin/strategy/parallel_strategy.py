@@ -128,11 +128,14 @@ class ParallelStrategy:
         return dataclasses.replace(self, dp=dp)
 
 
-def refuse_unsupported(strategy: ParallelStrategy) -> None:
-    """Raises ValueError for the axes that a strategy can name but that cannot run yet."""
+def refuse_unsupported(strategy: ParallelStrategy, *, interleaved: bool = False) -> None:
+    """Raises ValueError for the axes that a strategy can name but that cannot run yet.
+
+    ``interleaved`` tells that the caller runs interleaved pipelines (vpp).
+    """
     meanings = {"cp": "context parallelism", "ep": "expert parallelism", "vpp": "interleaved pipeline chunks"}
     for axis, meaning in meanings.items():
-        if (size := getattr(strategy, axis)) > 1:
+        if (size := getattr(strategy, axis)) > 1 and not (axis == "vpp" and interleaved):
             raise ValueError(f"strategy {strategy}: {meaning} ({axis}{size}) is not supported yet; leave {axis} out")
 
 

@@ -152,17 +152,22 @@ class StrategyPool:
         return names.index(name)
 
     def check(
-        self, *, world_size: int, model: ModelShape | None = None, split_query_groups: bool = True
+        self,
+        *,
+        world_size: int,
+        model: ModelShape | None = None,
+        split_query_groups: bool = True,
+        interleaved: bool = False,
     ) -> StrategyPool:
         """This pool with every dp resolved for ``world_size`` ranks.
 
         Raises ValueError, naming value and way out, where a strategy is unsupported, does not fit the
         ranks, or cannot hold ``model`` (see ``check_model``), or where learned positions end
-        below the last bound.
+        below the last bound. ``interleaved`` admits interleaved pipelines (vpp).
         """
         entries = []
         for entry in self.entries:
-            refuse_unsupported(entry.strategy)
+            refuse_unsupported(entry.strategy, interleaved=interleaved)
             entries.append(dataclasses.replace(entry, strategy=entry.strategy.resolve(world_size)))
             if model is not None:
                 check_model(entry.strategy, model, split_query_groups=split_query_groups)

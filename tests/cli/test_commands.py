@@ -120,7 +120,7 @@ def test_train_reads_the_config_with_its_overrides(calls, tmp_path):
     assert (config.run.steps, config.run.seed, config.run.out, config.run.resume) == (9, 8, "there", True)
     assert command.startswith("hotspa ")
     assert num_ranks == 2
-    assert kwargs == {"timeout_s": 60.0, "device": "auto"}
+    assert (kwargs["timeout_s"], kwargs["device"]) == (60.0, "auto")
     assert calls.planned[-1] is config, "checked before ranks were started"
 
 
@@ -297,7 +297,7 @@ def test_force_writes_over_another_file(calls, tmp_path):
 def test_what_a_command_raises_becomes_a_message_and_an_exit_code(calls, capsys):
     reports = [
         RankReport(label="rank 2", kind=FailureKind.DIED, summary="killed by SIGKILL (signal 9)"),
-        RankReport(label="rank 0", kind=FailureKind.PEER_LOST, summary="gone"),
+        RankReport(label="rank 0", kind=FailureKind.PEER_LOST, summary="connection closed by peer"),
     ]
     for answer, exit_code, text in [
         (RankFailure(reports), 1, "rank 2: killed by SIGKILL (signal 9)\nrank 0: lost contact with another rank\n"),

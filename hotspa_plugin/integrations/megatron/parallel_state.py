@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from megatron.core import parallel_state
@@ -59,23 +60,30 @@ class ParallelState:
             _assign(before)
 
 
-def create(strategy: ParallelStrategy, registry: ProcessGroupRegistry, *, order: str = "tp-cp-ep-dp-pp") -> ParallelState:
+def create(
+    strategy: ParallelStrategy,
+    registry: ProcessGroupRegistry,
+    *,
+    initialize: Callable[..., None] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> ParallelState:
     """Makes ``strategy``'s groups (collective over the world) without touching the ones in place.
 
-    Groups with the same ranks are shared between strategies through ``registry``.
+    Groups with the same ranks are shared between strategies through ``registry``. ``initialize`` is Megatron's
+    ``initialize_model_parallel`` where that has been wrapped; ``options`` are further arguments for it.
     """
     before = {name: getattr(parallel_state, name) for name in _global_names()}
     _assign({name: copy.copy(value) for name, value in _PRISTINE.items()})
+    sizes = {
+        "tensor_model_parallel_size": strategy.tp,
+        "pipeline_model_parallel_size": strategy.pp,
+        "virtual_pipeline_model_parallel_size": strategy.vpp if strategy.vpp > 1 else None,
+        "context_parallel_size": strategy.cp,
+        "create_gloo_process_groups": False,
+    }
     try:
-        with _groups_from(registry):
-            parallel_state.initialize_model_parallel(
-                tensor_model_parallel_size=strategy.tp,
-                pipeline_model_parallel_size=strategy.pp,
-                virtual_pipeline_model_parallel_size=strategy.vpp if strategy.vpp > 1 else None,
-                context_parallel_size=strategy.cp,
-                order=order,
-                create_gloo_process_groups=False,
-            )
+        with groups_from(registry):
+            (initialize or parallel_state.initialize_model_parallel)(**{**(options or {}), **sizes})
         values = _snapshot()
     finally:
         _assign(before)
@@ -91,16 +99,25 @@ def adopt(strategy: ParallelStrategy) -> ParallelState:
 
 
 @contextlib.contextmanager
-def _groups_from(registry: ProcessGroupRegistry) -> Iterator[None]:
-    """Serves Megatron's ``create_group`` from the registry while a strategy's groups are made."""
+def groups_from(registry: ProcessGroupRegistry) -> Iterator[None]:
+    """Serves Megatron's ``create_group`` from the registry while a strategy's groups are made.
+
+    A group that the registry does not have yet is made by Megatron with all its options.
+    """
     original = parallel_state.create_group
 
-    def create_group(ranks=None, timeout=None, backend=None, pg_options=None,
-                     use_local_synchronization=False, group_desc=None):  # fmt: skip
-        return registry.get(sorted(ranks), backend=backend, timeout=timeout)
+    def create_group(ranks=None, timeout=None, backend=None, **options):
+        ranks = sorted(ranks)
+        make = functools.partial(original, ranks=ranks, timeout=timeout, backend=backend, **options)
+        return registry.get(ranks, backend=backend, create=make)
 
     parallel_state.create_group = create_group
     try:
         yield
     finally:
         parallel_state.create_group = original
+
+
+def reset() -> None:
+    """Forgets the set in place, as if no model parallel groups had been made yet; destroys no group."""
+    _assign({name: copy.copy(value) for name, value in _PRISTINE.items()})

@@ -17,12 +17,14 @@ def derive_seed(*parts: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
 
 
-def seed_micro_batch(seed: int, step: int, bucket: int, micro_batch: int, place: Coordinate) -> None:
+def seed_micro_batch(
+    seed: int, step: int, bucket: int, micro_batch: int, place: Coordinate, *, chunk: int = 0
+) -> None:
     """Sets the default generator, the same on all tensor-parallel peers, and their own generators, each different.
 
-    ``micro_batch`` counts within the bucket and the data-parallel replica.
+    ``micro_batch`` counts within the bucket and the data-parallel replica, ``chunk`` the rank's model chunks.
     """
-    shared = (seed, step, bucket, micro_batch, place.dp, place.pp)
+    shared = (seed, step, bucket, micro_batch, place.dp, place.pp + (chunk << 20))
     torch.manual_seed(derive_seed(*shared))
     states = {}
     default = _device_state()

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
-from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.module import Float16Module, MegatronModule
 
 from hotspa_plugin.integrations.megatron import parallel_state, random_state
 from hotspa_plugin.integrations.megatron.runner import MegatronRunner
-from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules, attach_gradient
+from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules, Surroundings, attach_gradient
 from hotspa_plugin.process_groups import plan_groups
-from hotspa_plugin.process_groups.registry import process_registry
+from hotspa_plugin.process_groups.registry import ProcessGroupRegistry, process_registry
 from hotspa_plugin.resharding.transports import TorchDistributedTransport
 from hotspa_plugin.runtime.agreement import check_agreement
 from hotspa_plugin.runtime.bucket_loop import BucketLoop, bucket_specs
 from hotspa_plugin.runtime.hot_switcher import HomeTensors, HotSwitcher, StrategyTensors
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
-from hotspa_plugin.topology import RankGrid
+from hotspa_plugin.topology import DEFAULT_ORDER, RankGrid
 
-ModelBuilder = Callable[[ParallelStrategy, bool], list[MegatronModule]]
+ModelBuilder = Callable[[ParallelStrategy, bool], list[torch.nn.Module]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,14 +39,24 @@ class SwitchOptions:
 class ParallelStates:
     """The group sets of all strategies of a pool, made at start through one registry."""
 
-    def __init__(self, pool: StrategyPool, *, rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        pool: StrategyPool,
+        *,
+        rank: int,
+        world_size: int,
+        order: str = DEFAULT_ORDER,
+        create: Callable[[ParallelStrategy, ProcessGroupRegistry], parallel_state.ParallelState] | None = None,
+    ) -> None:
+        """``order`` is Megatron's rank order; ``create`` makes one strategy's groups (default: plainly)."""
         self.pool = pool
         self.rank, self.world_size = rank, world_size
         self.registry = process_registry()
         self.registry.reopen()
-        self.grids = [RankGrid(strategy=strategy, world_size=world_size) for strategy in pool.strategies]
+        self.grids = [RankGrid(strategy=strategy, world_size=world_size, order=order) for strategy in pool.strategies]
+        create = create or functools.partial(parallel_state.create, options={"order": order})
         self.registry.create_all(plan_groups(self.grids))
-        self.states = [parallel_state.create(strategy, self.registry) for strategy in pool.strategies]
+        self.states = [create(strategy, self.registry) for strategy in pool.strategies]
         self.registry.warm_up()
         self.registry.seal()
         random_state.prepare()
@@ -53,9 +65,16 @@ class ParallelStates:
     def home(self) -> parallel_state.ParallelState:
         return self.states[self.pool.home_index]
 
-    def modules(self, index: int, chunks: Sequence[torch.nn.Module], bare: Sequence[MegatronModule]) -> StrategyModules:
+    def modules(
+        self,
+        index: int,
+        chunks: Sequence[torch.nn.Module],
+        bare: Sequence[MegatronModule],
+        surroundings: Surroundings = contextlib.nullcontext,
+    ) -> StrategyModules:
         """The modules of the pool's strategy ``index``, with its group set."""
         return StrategyModules(
+            surroundings=surroundings,
             label=str(self.pool.strategies[index]),
             state=self.states[index],
             coordinate=self.grids[index].coordinate(self.rank),
@@ -76,16 +95,23 @@ def build_bucket_loop(
     micro_batch_tokens: Mapping[str, int] | None = None,
     recorder: RunRecorder | NullRecorder | None = None,
     device: torch.device,
+    descending: bool = False,
+    surroundings: Sequence[Surroundings] | None = None,
+    make_runner: Callable[[StrategyModules], MegatronRunner] | None = None,
 ) -> BucketLoop:
     """Builds the other strategies' modules in the slab, plans all switches, and returns the loop over buckets.
 
     ``home`` is wrapped for training: its parameters have ``main_grad``. ``build_model(strategy, initialize)``
-    builds a rank's model chunks while that strategy's groups are in place. Collective over the world.
+    builds a rank's model chunks while that strategy's groups are in place. ``surroundings`` (one for each strategy
+    of the pool) are entered around everything that one strategy does; ``make_runner`` makes what runs its buckets.
+    Collective over the world.
     """
     pool = states.pool
+    surroundings = surroundings or [contextlib.nullcontext] * len(pool.strategies)
+    make_runner = make_runner or functools.partial(MegatronRunner, seed=seed)
     check_agreement("the pool", pool.digest(), device=device)
     everyone = [
-        home if index == pool.home_index else _build_bare(states, index, build_model)
+        home if index == pool.home_index else _build_bare(states, index, build_model, surroundings[index])
         for index in range(len(pool.strategies))
     ]
     layouts = [modules.read_layout() for modules in everyone]
@@ -111,18 +137,22 @@ def build_bucket_loop(
     )
     return BucketLoop(
         buckets=bucket_specs(pool, micro_batch_tokens=micro_batch_tokens),
-        runners=[MegatronRunner(modules, seed=seed) for modules in everyone],
+        runners=[make_runner(modules) for modules in everyone],
         home_index=pool.home_index,
         switcher=switcher,
         packing=packing,
         recorder=recorder,
         device=device,
+        descending=descending,
     )
 
 
-def _build_bare(states: ParallelStates, index: int, build_model: ModelBuilder) -> StrategyModules:
-    with states.states[index].active():
+def _build_bare(
+    states: ParallelStates, index: int, build_model: ModelBuilder, surroundings: Surroundings
+) -> StrategyModules:
+    with states.states[index].active(), surroundings():
         chunks = build_model(states.pool.strategies[index], False)
     for chunk in chunks:
         chunk.train()
-    return states.modules(index, chunks, chunks)
+    bare = [chunk.module if isinstance(chunk, Float16Module) else chunk for chunk in chunks]
+    return states.modules(index, chunks, bare, surroundings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,11 +17,15 @@ from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.topology import Coordinate
 
 
+Surroundings = Callable[[], contextlib.AbstractContextManager]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StrategyModules:
     """This rank's model chunks under one strategy, with its group set and its place in the grid.
 
-    ``chunks`` are what the schedule runs (home's wrapped in DDP); ``bare_chunks`` the models inside.
+    ``chunks`` are what the schedule runs (home's wrapped in DDP, half-precision ones in ``Float16Module``);
+    ``bare_chunks`` the models inside. ``surroundings`` makes what is entered around all that this strategy does.
     """
 
     label: str
@@ -29,6 +34,7 @@ class StrategyModules:
     chunks: Sequence[torch.nn.Module]
     bare_chunks: Sequence[MegatronModule]
     config: TransformerConfig
+    surroundings: Surroundings = contextlib.nullcontext
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -36,7 +42,7 @@ class StrategyModules:
 
     def read_layout(self) -> ShardLayout:
         """The layout of all ranks; collective over the world."""
-        with self.state.active():
+        with self.state.active(), self.surroundings():
             shards = layout_reader.read_rank(self.bare_chunks, self.config, self.coordinate.dp)
         return layout_reader.gather_layout(self.label, shards, self.coordinate.dp)
 
@@ -55,7 +61,10 @@ class StrategyModules:
 
         Returns what the loss function reported for each micro-batch (on the last stage; empty elsewhere).
         """
-        with self.state.active(), _deferred_finalize(self.config):
+        for chunk in self.bare_chunks:
+            if chunk.training == forward_only:
+                chunk.train(not forward_only)
+        with self.state.active(), self.surroundings(), _deferred_finalize(self.config):
             return get_forward_backward_func()(
                 forward_step_func=forward_step_func,
                 data_iterator=data_iterator,

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hotspa_plugin import cpu
 from hotspa_plugin.config import ModelConfig
 from hotspa_plugin.data import RandomTokenSource, SequenceBatch
+from hotspa_plugin.integrations.megatron.process import prepare_process
 from hotspa_plugin.strategy import StrategyPool, padded_vocab_size
 
 
@@ -74,8 +74,7 @@ def make_batch(case: VerifyCase, step: int) -> SequenceBatch:
 
 def build_trainer(case: VerifyCase):
     """The trainer of ``case`` on this rank; what is in the slabs is poisoned before each switch."""
-    if not torch.cuda.is_available():
-        cpu.enable()
+    prepare_process()
     from hotspa_plugin.integrations.megatron.home import OptimizerSettings
     from hotspa_plugin.integrations.megatron.session import SwitchOptions
     from hotspa_plugin.integrations.megatron.trainer import Trainer
@@ -141,7 +140,7 @@ def run_ranks(case: VerifyCase, folder: str) -> dict[str, Any] | None:
 
 def run_reference(case: VerifyCase, pool_world_size: int, folder: str) -> list[dict[str, Any]]:
     """Compares each step's evidence with one process running the same batch from the same parameters."""
-    cpu.enable()
+    prepare_process(on_cpu=True)
     from hotspa_plugin.integrations.megatron.reference import Reference, tensor_errors, whole_error
 
     _, spec = make_spec(case, pool_world_size)
