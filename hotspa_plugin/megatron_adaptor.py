@@ -4,6 +4,6 @@ This is the one module that changes another package by being imported: it instal
 ``hotspa patch list`` names. Without ``--hotspa-pool`` on the command line Megatron behaves as it does without them.
 """
 
-from hotspa_plugin.integrations.megatron.training.inventory import install
+from hotspa_plugin.integrations.megatron.megatron_training.inventory import install
 
 install()

@@ -12,7 +12,7 @@ import functools
 import torch
 
 if not torch.cuda.is_available():
-    from hotspa_plugin.integrations.megatron.training import cpu
+    from hotspa_plugin.integrations.megatron.megatron_training import cpu
 
     cpu.enable()
 
@@ -31,7 +31,7 @@ from megatron.training.arguments import parse_and_validate_args
 from megatron.training.utils import get_blend_and_blend_per_split
 
 from hotspa_plugin.data.indexed_dataset import IndexedDatasetSource
-from hotspa_plugin.integrations.megatron.training.documents import DocumentDataset
+from hotspa_plugin.integrations.megatron.megatron_training.documents import DocumentDataset
 
 FIELDS = {"tokens": torch.int64, "labels": torch.int64, "loss_mask": torch.float32, "position_ids": torch.int64}
 

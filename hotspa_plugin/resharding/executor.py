@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from hotspa_plugin.resharding.plan import DESTINATION, SOURCE, ReshardPlan
-from hotspa_plugin.resharding.rounds import MessageRows, Places, Round, item_sizes, rounds_of_rank
+from hotspa_plugin.resharding.round_cuts import item_sizes
+from hotspa_plugin.resharding.rounds import Places, Round, StagingLayout, carried, rounds_of_rank, staging_layout
 from hotspa_plugin.resharding.transports.protocol import Message, Transport
 
 
@@ -129,8 +130,12 @@ class ReshardExecutor:
             raise ValueError(
                 "source and destination share storage: such a switch must fit in one round, give it more memory"
             )
-        self._needed = [self._layout_staging(r) for r in self._rounds]
-        self._predicted = max((needed[-1] for needed in self._needed), default=0)
+        sizes = np.zeros(len(plan.source.tensors), dtype=np.int64)
+        for tensor, dtype in self._dtypes.items():
+            sizes[tensor] = dtype.itemsize
+        self._item_sizes = sizes
+        self._needed = [staging_layout(r, sizes, stage_locals=stage_all) for r in self._rounds]
+        self._predicted = max((needed.num_bytes for needed in self._needed), default=0)
 
     # ---- checks
 
@@ -176,53 +181,6 @@ class ReshardExecutor:
         storages = [{t.untyped_storage()._cdata for t in tensors.values()} for tensors in self._sides]
         return bool(storages[SOURCE] & storages[DESTINATION])
 
-    # ---- staging
-
-    def _itemsize(self, round_: Round, message: MessageRows) -> int:
-        return self._dtypes[int(round_.moves.tensor[message.rows[0]])].itemsize
-
-    def _pack_key(self, round_: Round, message: MessageRows) -> tuple:
-        """Messages of equal key carry the same elements: they are packed once."""
-        moves, rows = round_.moves, list(message.rows)
-        return tuple(
-            (round_.source.side[r], round_.source.shard[r], *moves.low[r].tolist(), *moves.high[r].tolist())
-            for r in rows
-        )
-
-    def _layout_staging(self, round_: Round) -> tuple[dict[tuple, int], list[int], dict[int, int], int]:
-        """Byte offsets of staged sends (by what they carry), receives and local rows, and the total.
-
-        Wider elements come first, so that everything is aligned without gaps.
-        """
-        wanted: list[tuple[int, int, tuple]] = []
-        seen = set()
-        for message in round_.sends:
-            if message.staged and (key := self._pack_key(round_, message)) not in seen:
-                seen.add(key)
-                size = self._itemsize(round_, message)
-                wanted.append((size, size * message.num_elements, ("send", key)))
-        for index, message in enumerate(round_.receives):
-            if message.staged:
-                size = self._itemsize(round_, message)
-                wanted.append((size, size * message.num_elements, ("receive", index)))
-        if self._stage_locals:
-            for row in round_.local_rows.tolist():
-                size = self._dtypes[int(round_.moves.tensor[row])].itemsize
-                wanted.append((size, size * int(round_.moves.num_elements[row]), ("local", row)))
-        wanted.sort(key=lambda item: -item[0])
-        sends: dict[tuple, int] = {}
-        receives, local = [-1] * len(round_.receives), {}
-        total = 0
-        for _, num_bytes, (kind, key) in wanted:
-            if kind == "send":
-                sends[key] = total
-            elif kind == "receive":
-                receives[key] = total
-            else:
-                local[key] = total
-            total += num_bytes
-        return sends, receives, local, total
-
     @property
     def predicted_peak_extra_bytes(self) -> int:
         """Staging memory that this rank needs, known before the first run."""
@@ -245,8 +203,7 @@ class ReshardExecutor:
         shape = (round_.moves.high[row] - round_.moves.low[row]).tolist()
         return tensor.as_strided(shape, places.strides[row].tolist(), offset)
 
-    def _resolve(self, round_: Round, needed: tuple, buffer: torch.Tensor) -> _Steps:
-        send_at, receive_at, local_at, _ = needed
+    def _resolve(self, round_: Round, needed: StagingLayout, buffer: torch.Tensor) -> _Steps:
         moves = round_.moves
         pack, sends, receives, late, early = [], [], [], [], []
         filled: dict[tuple, torch.Tensor] = {}
@@ -267,9 +224,9 @@ class ReshardExecutor:
             if not message.staged:
                 sends.append(Message(message.peer, self._view(round_, round_.source, message.rows[0], flat=True)))
                 continue
-            key = self._pack_key(round_, message)
+            key = carried(round_, message)
             if key not in filled:
-                line = staged(send_at[key], int(moves.tensor[message.rows[0]]), message.num_elements)
+                line = staged(needed.sends[key], int(moves.tensor[message.rows[0]]), message.num_elements)
                 filled[key] = line
                 pack += [(part, view) for _, view, part in parts(line, message.rows, round_.source)]
             sends.append(Message(message.peer, filled[key]))
@@ -277,7 +234,7 @@ class ReshardExecutor:
             if not message.staged:
                 receives.append(Message(message.peer, self._view(round_, round_.destination, message.rows[0], flat=True)))
                 continue
-            line = staged(receive_at[index], int(moves.tensor[message.rows[0]]), message.num_elements)
+            line = staged(needed.receives[index], int(moves.tensor[message.rows[0]]), message.num_elements)
             receives.append(Message(message.peer, line))
             late += [(message.peer, row, view, part) for row, view, part in parts(line, message.rows, round_.destination)]
         for row in round_.local_rows.tolist():
@@ -285,7 +242,7 @@ class ReshardExecutor:
             target = self._view(round_, round_.destination, row, flat=flat)
             origin = self._view(round_, round_.source, row, flat=flat)
             if self._stage_locals:
-                line = staged(local_at[row], int(moves.tensor[row]), int(moves.num_elements[row])).view(origin.shape)
+                line = staged(needed.local_rows[row], int(moves.tensor[row]), int(moves.num_elements[row])).view(origin.shape)
                 pack.append((line, origin))
                 origin = line
             if self._plan.accumulate or self._stage_locals:
@@ -336,8 +293,7 @@ class ReshardExecutor:
         local = sent = received = 0
         for round_ in self._rounds:
             moves = round_.moves
-            sizes = np.array([self._dtypes[t].itemsize for t in moves.tensor.tolist()], dtype=np.int64)
-            num_bytes = moves.num_elements * sizes
+            num_bytes = moves.num_elements * self._item_sizes[moves.tensor]
             is_sent, is_received = moves.source_rank == self._rank, moves.destination_rank == self._rank
             local += int(num_bytes[is_sent & is_received].sum())
             sent += int(num_bytes[is_sent & ~is_received].sum())

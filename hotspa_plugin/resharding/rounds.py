@@ -8,10 +8,9 @@ import numpy as np
 
 from hotspa_plugin.resharding.cells import ShardTable, shard_table
 from hotspa_plugin.resharding.plan import Moves, ReshardPlan, Routes
+from hotspa_plugin.resharding.round_cuts import DIRECT_ELEMENTS, cut_rounds
 
-# A row of at least so many elements is a message of its own, which can go straight from or to its place;
-# smaller ones are packed together, since a message costs more than copying them.
-DIRECT_ELEMENTS = 1 << 14
+__all__ = ["DIRECT_ELEMENTS", "MessageRows", "Places", "Round", "StagingLayout", "rounds_of_rank", "staging_layout"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -167,79 +166,61 @@ def _round(plan: ReshardPlan, rank: int, hop: int, moves: Moves, stage_all: bool
     )
 
 
-def cut_rounds(plan: ReshardPlan, hop: int, memory_budget_bytes: int | None) -> np.ndarray:
-    """Positions that cut a hop into rounds, ascending, the same on every rank: all of them depend on the plan alone.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StagingLayout:
+    """Byte offsets, in the staging buffer, of all that one rank stages in one round."""
 
-    Every byte that a rank sends to or receives from another counts as staged, at 4 bytes an element at least in
-    a flush (fp32 gradients), so that no rank can exceed the budget.
+    sends: dict[tuple, int]  # by what a message carries: equal messages are packed once
+    receives: dict[int, int]  # by index in ``Round.receives``
+    local_rows: dict[int, int]
+    num_bytes: int
+
+
+def carried(round_: Round, message: MessageRows) -> tuple:
+    """What a message carries; messages for which this is equal carry the same elements."""
+    moves, source = round_.moves, round_.source
+    return tuple(
+        (int(source.side[r]), int(source.shard[r]), *moves.low[r].tolist(), *moves.high[r].tolist())
+        for r in message.rows
+    )
+
+
+def staging_layout(round_: Round, item_size_of_tensor: np.ndarray, *, stage_locals: bool = False) -> StagingLayout:
+    """Places all staged messages of a round one after the other, wider elements first: aligned and without gaps.
+
+    ``item_size_of_tensor`` gives bytes per element, by the plan's source tensors.
     """
-    cells = plan.cells
-    end = int(cells.start[-1]) if len(cells.start) else 0
-    if memory_budget_bytes is None:
-        return np.array([0, end], dtype=np.int64)
-    routes = plan.routes
-    routes = routes.select((routes.hop == hop) & (routes.source_rank != routes.destination_rank))
-    if len(routes) == 0:
-        return np.array([0, end], dtype=np.int64)
-    weight = item_sizes(plan)[cells.group[np.searchsorted(cells.start, routes.start, side="right") - 1]]
-    lines = _staged_lines(routes, weight)
-    cuts = [0]
-    while cuts[-1] < end:
-        at = cuts[-1]
-        reach = min(_reach(line, at, memory_budget_bytes) for line in lines)
-        if reach >= end:
-            cuts.append(end)
-            break
-        cell = int(np.searchsorted(cells.start, reach, side="right")) - 1
-        rows = int(cells.row_elements[cell])
-        stop = int(cells.start[cell]) + (int(reach) - int(cells.start[cell])) // rows * rows
-        if stop <= at:
-            spec = plan.source.tensors[cells.tensor[cell]]
-            needed = max(_line_between(line, at, at + rows) for line in lines)
-            raise ValueError(
-                f"a switch memory budget of {memory_budget_bytes} bytes cannot hold one row of tensor {spec.name}: "
-                f"give at least {int(needed)} bytes"
-            )
-        cuts.append(stop)
-    return np.array(cuts, dtype=np.int64)
+    wanted: list[tuple[int, int, dict, object]] = []
+    sends: dict[tuple, int] = {}
+    receives: dict[int, int] = {}
+    local: dict[int, int] = {}
+
+    def add(table: dict, key: object, row: int, count: int) -> None:
+        size = int(item_size_of_tensor[round_.moves.tensor[row]])
+        table[key] = -1
+        wanted.append((size, size * count, table, key))
+
+    for message in round_.sends:
+        if message.staged and (key := carried(round_, message)) not in sends:
+            add(sends, key, message.rows[0], message.num_elements)
+    for index, message in enumerate(round_.receives):
+        if message.staged:
+            add(receives, index, message.rows[0], message.num_elements)
+    if stage_locals:
+        elements = round_.moves.num_elements
+        for row in round_.local_rows.tolist():
+            add(local, row, row, int(elements[row]))
+    total = 0
+    for _, num_bytes, table, key in sorted(wanted, key=lambda item: -item[0]):
+        table[key] = total
+        total += num_bytes
+    return StagingLayout(sends=sends, receives=receives, local_rows=local, num_bytes=total)
 
 
-def item_sizes(plan: ReshardPlan) -> np.ndarray:
-    """Bytes per element that a plan's staging is reckoned with, per group: in a flush at least those of fp32."""
-    sizes = plan.cells.item_size_bytes
-    return np.maximum(sizes, 4) if plan.accumulate else sizes
-
-
-def _staged_lines(routes: Routes, weight: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Per rank that moves anything: staged bytes up to each position, as a piecewise linear function (xs, ys)."""
-    rank = np.concatenate([routes.source_rank, routes.source_rank, routes.destination_rank, routes.destination_rank])
-    where = np.concatenate([routes.start, routes.stop, routes.start, routes.stop])
-    slope = np.concatenate([weight, -weight, weight, -weight])
-    order = np.lexsort((where, rank))
-    rank, where, slope = rank[order], where[order], slope[order]
-    firsts = np.flatnonzero(np.diff(rank, prepend=-1))
-    lines = []
-    for first, last in zip(firsts, [*firsts[1:], len(rank)], strict=True):
-        xs, slopes = where[first:last], np.cumsum(slope[first:last])
-        ys = np.concatenate([[0], np.cumsum(slopes[:-1] * np.diff(xs))])
-        lines.append((xs, ys))
-    return lines
-
-
-def _line_at(line: tuple[np.ndarray, np.ndarray], position: int) -> float:
-    return float(np.interp(position, *line))
-
-
-def _line_between(line: tuple[np.ndarray, np.ndarray], start: int, stop: int) -> float:
-    return _line_at(line, stop) - _line_at(line, start)
-
-
-def _reach(line: tuple[np.ndarray, np.ndarray], start: int, budget: int) -> float:
-    """The last position up to which at most ``budget`` bytes are staged from ``start`` on."""
-    xs, ys = line
-    limit = _line_at(line, start) + budget
-    if limit >= ys[-1]:
-        return np.inf
-    index = int(np.searchsorted(ys, limit, side="right")) - 1
-    rise = ys[index + 1] - ys[index]
-    return float(xs[index] + (limit - ys[index]) * (xs[index + 1] - xs[index]) / rise)
+def predict_peak_extra_bytes(
+    plan: ReshardPlan, rank: int, *, memory_budget_bytes: int | None = None, item_size_bytes: int | None = None
+) -> int:
+    """Staging memory that ``rank`` needs in its largest round, with elements of their own or of a given size."""
+    sizes = np.array([item_size_bytes or spec.item_size_bytes for spec in plan.source.tensors])
+    rounds = rounds_of_rank(plan, rank, memory_budget_bytes=memory_budget_bytes)
+    return max((staging_layout(one, sizes).num_bytes for one in rounds), default=0)

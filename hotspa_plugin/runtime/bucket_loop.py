@@ -60,6 +60,14 @@ class BatchResult:
         return self.loss_sum / max(self.num_target_tokens, 1)
 
 
+class BatchAssigner(Protocol):
+    """Lays a batch out over the strategies of a loop, in place of the pool's fixed bounds."""
+
+    def assign(self, lengths: np.ndarray) -> BatchAssignment:
+        """The assignment of a batch with these lengths, the same on all ranks; bucket i runs under strategy i."""
+        ...
+
+
 class BucketLoop:
     """Runs every non-empty bucket of a batch under its strategy, the others first and home last."""
 
@@ -71,9 +79,17 @@ class BucketLoop:
         home_index: int,
         switcher: HotSwitcher,
         packing: str,
+        assigner: BatchAssigner | None = None,
         recorder: RunRecorder | NullRecorder | None = None,
         device: torch.device | None = None,
+        descending: bool = False,
     ) -> None:
+        """``descending`` runs the other strategies' buckets from the longest bound to the shortest.
+
+        ``assigner`` lays batches out in place of the pool's fixed bounds, where it is given.
+        """
+        self.assigner = assigner
+        self._descending = descending
         self._buckets = tuple(buckets)
         self._runners = tuple(runners)
         self._home_index = home_index
@@ -98,16 +114,21 @@ class BucketLoop:
             packing=self._packing,
             recorder=self.recorder,
             device=self._device,
+            descending=self._descending,
         )
 
     def run(self, batch: GlobalBatch, *, forward_only: bool = False) -> BatchResult:
         """Trains (or with ``forward_only`` evaluates) one batch. Gradients end up, unreduced, in home's accumulators."""
         with self._phase("plan", batch.step):
-            assignment = assign_batch(batch.lengths, buckets=self._buckets, packing=self._packing)
+            if self.assigner is not None:
+                assignment = self.assigner.assign(batch.lengths)
+            else:
+                assignment = assign_batch(batch.lengths, buckets=self._buckets, packing=self._packing)
             check_agreement(f"the assignment of step {batch.step}", assignment.digest(), device=self._device)
         total = torch.zeros(2, dtype=torch.float64)
         records = []
-        by_home_last = sorted(assignment.buckets, key=lambda bucket: (bucket.bucket == self._home_index, bucket.bucket))
+        sign = -1 if self._descending else 1
+        by_home_last = sorted(assignment.buckets, key=lambda b: (b.bucket == self._home_index, sign * b.bucket))
         for bucket in by_home_last:
             if bucket.bucket == self._home_index:
                 self.switcher.release()
@@ -170,7 +191,11 @@ class BucketLoop:
     def _build(self, batch: GlobalBatch, assigned: Sequence, spec: BucketSpec) -> list[MicroBatch]:
         build: Callable[..., MicroBatch] = pack_micro_batch if self._packing == "packed" else pad_micro_batch
         return [
-            build([batch.sample(position) for position in micro_batch.samples], length_multiple=spec.length_multiple)
+            build(
+                [batch.sample(position) for position in micro_batch.samples],
+                length_multiple=spec.length_multiple,
+                num_tokens=micro_batch.num_padded_tokens // (1 if self._packing == "packed" else len(micro_batch.samples)),
+            )
             for micro_batch in assigned
         ]
 

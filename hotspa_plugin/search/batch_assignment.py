@@ -18,8 +18,10 @@ from hotspa_plugin.data.assignment import BatchAssignment, BucketAssignment, Buc
 from hotspa_plugin.search.bucket_estimate import Lane, LengthTables
 
 MAX_CUTS = 40
-NUM_PRICED = 3  # subsets of the pool that are packed for real
-REFINED_SEQUENCES = 600  # refinement packs about so many sequences again, which bounds its time
+NUM_PRICED = 2  # subsets of the pool that are packed for real,
+PRICED_GAP = 1.05  # where their estimate is this close to the best one's; estimates of small batches say less,
+SMALL_BATCH = 64  # so that up to here all are packed
+REFINED_SEQUENCES = 400  # refinement packs about so many sequences again, which bounds its time
 MAX_TRIALS = 240
 
 
@@ -46,7 +48,7 @@ class StrategyOption:
 
 
 class BatchAssigner:
-    """Assigns batches to the strategies of a pool, given in the pool's order.
+    """Assigns batches to the strategies of a pool, given in the pool's order: by ascending bounds.
 
     All ranks find the same assignment from the same lengths.
     """
@@ -58,6 +60,7 @@ class BatchAssigner:
         self._packing = packing
         # Longer sequences go to strategies that hold more.
         self._order = sorted(range(len(options)), key=lambda i: (options[i].spec.capacity_tokens, i))
+        self._bounds = np.array([o.spec.bound_tokens for o in options], dtype=np.int64)
         self._capacities = np.array([o.spec.capacity_tokens for o in options], dtype=np.int64)
 
     def assign(self, lengths: np.ndarray | Sequence[int]) -> BatchAssignment:
@@ -76,7 +79,11 @@ class BatchAssigner:
                 f"hold, {self._capacities.max()}: add a strategy, or truncate, split or drop long sequences"
             )
         work = _Work(self, lengths)
-        priced = [work.price(choice) for choice in self._likely_choices(lengths)]
+        choices = self._likely_choices(lengths)
+        if lengths.max() <= self._bounds[-1]:
+            # The pool's own bounds: what is chosen is never slower.
+            choices.append(np.searchsorted(self._bounds, lengths, side="left"))
+        priced = [work.price(choice) for choice in choices]
         best = min(range(len(priced)), key=lambda i: priced[i].seconds)
         return work.built(work.refine(priced[best]))
 
@@ -102,7 +109,10 @@ class BatchAssigner:
                 if np.isfinite(total):
                     found.append((total, len(found), subset, ends))
         choices, seen = [], set()
-        for _, _, subset, ends in sorted(found):
+        found.sort()
+        for total, _, subset, ends in found:
+            if len(lengths) > SMALL_BATCH and total > found[0][0] * PRICED_GAP:
+                break
             place = np.searchsorted(cuts[np.array(ends)], lengths, side="left")
             choice = np.array(subset)[place]
             if choice.tobytes() not in seen:

@@ -95,6 +95,7 @@ def build_bucket_loop(
     micro_batch_tokens: Mapping[str, int] | None = None,
     recorder: RunRecorder | NullRecorder | None = None,
     device: torch.device,
+    descending: bool = False,
     surroundings: Sequence[Surroundings] | None = None,
     make_runner: Callable[[StrategyModules], MegatronRunner] | None = None,
 ) -> BucketLoop:
@@ -142,6 +143,7 @@ def build_bucket_loop(
         packing=packing,
         recorder=recorder,
         device=device,
+        descending=descending,
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from hotspa_plugin.integrations.megatron.verify import verify_case
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase
 
+from .checks import assert_exact
 from .combinations import pairwise, product
 
 # Buckets of every pool are used, one is left empty in the second step, and one sequence has no target.
@@ -73,12 +74,6 @@ def full(pools):
     rows = product({"pool": tuple(pools), **SETTINGS})
     stride = next(n for n in range(len(further) // 2, len(further)) if math.gcd(n, len(further)) == 1)
     return [as_param(pools, {**row, **further[i * stride % len(further)]}) for i, row in enumerate(rows)]
-
-
-def assert_exact(report):
-    assert report["exact"], report["problems"]
-    assert report["tensor_parallel_copies_identical"] and report["parameters_bit_identical"]
-    assert report["num_process_groups_at_end"] == report["num_process_groups_after_start"]
 
 
 @pytest.mark.ranks(4)

@@ -35,7 +35,7 @@ def pretrain(
         RANK=str(dist.get_rank()), WORLD_SIZE=str(dist.get_world_size()), LOCAL_RANK=str(dist.get_rank()),
         CUDA_DEVICE_MAX_CONNECTIONS="1",
     )  # fmt: skip
-    from hotspa_plugin.integrations.megatron.training import cpu
+    from hotspa_plugin.integrations.megatron.megatron_training import cpu
 
     cpu.enable()
     from tests.integrations.megatron_training import faults
@@ -71,7 +71,7 @@ def forget_run() -> None:
     from megatron.training import global_vars
 
     from hotspa_plugin.integrations.megatron import parallel_state
-    from hotspa_plugin.integrations.megatron.training import hot_run
+    from hotspa_plugin.integrations.megatron.megatron_training import hot_run
 
     global_vars.unset_global_variables()
     unset_num_microbatches_calculator()

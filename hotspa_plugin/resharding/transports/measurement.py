@@ -14,7 +14,7 @@ from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.resharding.executor import ReshardExecutor, StagingBuffer
 from hotspa_plugin.resharding.plan import ReshardPlan
 from hotspa_plugin.resharding.rounds import rounds_of_rank
-from hotspa_plugin.resharding.transports import TorchDistributedTransport
+from hotspa_plugin.resharding.transports.torch_distributed import TorchDistributedTransport
 
 TORCH_DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
@@ -74,7 +74,8 @@ def measure_switch(
     group: dist.ProcessGroup | None = None,
     device: torch.device | None = None,
     num_rounds: int = 10,
-    others: Mapping[str, Callable[[], None]] | None = None,
+    others: Mapping[str, Callable[[], object]] | None = None,
+    tensors: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None,
 ) -> dict[str, float]:
     """Median seconds (of the slowest rank each time) of a switch and of what it is compared with.
 
@@ -83,8 +84,9 @@ def measure_switch(
     """
     rank = dist.get_rank(group)
     device = device or torch.device("cpu")
-    source = allocate_tensors(plan.source, rank, device)
-    destination = allocate_tensors(plan.destination, rank, device)
+    source, destination = tensors or (
+        allocate_tensors(plan.source, rank, device), allocate_tensors(plan.destination, rank, device)
+    )
     executor = ReshardExecutor(
         plan, rank, TorchDistributedTransport(group), source, destination, staging=StagingBuffer()
     )

@@ -17,7 +17,11 @@ from hotspa_plugin.integrations.megatron.runner import MegatronRunner, to_device
 from hotspa_plugin.integrations.megatron.schedule import HotSwitchSchedule
 from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
 from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
-from hotspa_plugin.integrations.megatron.training.strategy_arguments import StrategyArguments
+from hotspa_plugin.integrations.megatron.megatron_training.copy_check import check_copies
+from hotspa_plugin.integrations.megatron.megatron_training.packed import packed_forward_step
+from hotspa_plugin.integrations.megatron.megatron_training.step_log import StepLog, StepRecords
+from hotspa_plugin.integrations.megatron.megatron_training.strategy_arguments import StrategyArguments
+from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.process_groups.registry import process_registry
 from hotspa_plugin.runtime.bucket_loop import MicroBatch
 from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
@@ -36,6 +40,9 @@ class HotRun:
     get_args: Callable[[], argparse.Namespace]
     states: ParallelStates | None = None
     schedule: HotSwitchSchedule | None = None
+    log: StepLog = dataclasses.field(default_factory=StepLog)
+    records: StepRecords | None = None
+    _layout: ShardLayout | None = None
 
     def create_groups(self, initialize: Callable[..., None], options: dict[str, Any]) -> None:
         """Lets Megatron make home's groups with its own ``options``, then makes the other strategies'."""
@@ -63,6 +70,7 @@ class HotRun:
     def build(self, home_chunks: list[torch.nn.Module], home_bare: list[Any], build_model: ModelFactory) -> None:
         """Builds the other strategies' modules beside home's, and the schedule over all of them."""
         args = self.get_args()
+        self.records = StepRecords(args, self.pool)
         index = self.pool.home_index
         _prepare_config(home_chunks[0])
         home = self.states.modules(index, home_chunks, home_bare, self.arguments[index].active)
@@ -83,11 +91,25 @@ class HotRun:
                 policy=args.hotspa_switch_policy,
                 memory_budget_bytes=None if args.hotspa_switch_memory_mb is None else args.hotspa_switch_memory_mb << 20,
             ),
+            recorder=self.records.recorder,
             device=torch.device(torch.cuda.current_device()),
+            descending=args.hotspa_bucket_order == "descending",
             surroundings=[arguments.active for arguments in self.arguments],
             make_runner=self._make_runner,
         )
-        self.schedule = HotSwitchSchedule(loop, home)
+        adapt = packed_forward_step if args.hotspa_packing == "packed" else None
+        self.schedule = HotSwitchSchedule(loop, home, adapt=adapt)
+
+    def finish_step(self, iteration: int, grad_norm: float | None, learning_rate: float | None) -> None:
+        """Notes what the schedule did in the step that ends as ``iteration``; collective."""
+        args, result = self.get_args(), self.schedule.last_result
+        self.log.add(result)
+        self.records.finish_step(iteration - 1, result, grad_norm, learning_rate)
+        if args.hotspa_check_every and iteration % args.hotspa_check_every == 0:
+            home = self.schedule.home
+            if self._layout is None:
+                self._layout = home.read_layout()
+            check_copies(self._layout, torch.distributed.get_rank(), home.parameters, step=iteration)
 
     def _make_runner(self, modules: StrategyModules) -> MegatronRunner:
         args = self.get_args()
@@ -96,7 +118,8 @@ class HotRun:
             # Scripts size the buffers that tensor-parallel peers receive into by these.
             args.micro_batch_size, args.seq_length = micro_batch.tokens.shape
 
-        return MegatronRunner(modules, seed=args.seed, present=as_megatron_batch, before_forward=announce)
+        present = as_megatron_batch if args.hotspa_packing == "padded" else to_device
+        return MegatronRunner(modules, seed=args.seed, present=present, before_forward=announce)
 
 
 def as_megatron_batch(micro_batch: PaddedMicroBatch) -> dict[str, torch.Tensor]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hotspa_plugin.integrations.megatron.training import adaptor
-from hotspa_plugin.integrations.megatron.training.hooks import Hook, HookSet, megatron_release
-from hotspa_plugin.integrations.megatron.training.signatures import SIGNATURES
+from hotspa_plugin.integrations.megatron.megatron_training import adaptor
+from hotspa_plugin.integrations.megatron.megatron_training.hooks import Hook, HookSet, megatron_release
+from hotspa_plugin.integrations.megatron.megatron_training.signatures import SIGNATURES
 
 _ARGUMENTS = "megatron.training.arguments"
 _TRAINING = "megatron.training.training"
@@ -24,6 +24,12 @@ _HOOKS = (
      "yields global batches of single sequences instead of home's micro-batches"),
     (_TRAINING, "get_forward_backward_func", adaptor.wrap_get_forward_backward_func,
      "puts the hot switch where the training loop runs its schedule"),
+    (_TRAINING, "train_step", adaptor.wrap_train_step,
+     "starts the clock of a step for its records"),
+    (_TRAINING, "training_log", adaptor.wrap_training_log,
+     "adds a line about the buckets, and their figures to TensorBoard and Weights & Biases"),
+    (_TRAINING, "train", adaptor.wrap_train,
+     "closes the records when training ends, also by a signal"),
 )  # fmt: skip
 # Megatron's core asks for its own schedule under the same name.
 _ONLY_THERE = {"get_forward_backward_func"}

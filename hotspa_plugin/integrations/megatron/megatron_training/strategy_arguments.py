@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hotspa_plugin.integrations.megatron.training.flags import strategy_flags
+from hotspa_plugin.integrations.megatron.megatron_training.flags import strategy_flags
 from hotspa_plugin.strategy import ParallelStrategy
 
 # Set around every micro-batch, so they are put back after each bucket.
