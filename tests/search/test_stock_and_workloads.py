@@ -20,8 +20,8 @@ def test_padded_rows_are_dealt_in_order():
 
 def test_packed_rows_are_filled_in_order_and_not_sorted():
     assignment = StockAssigner(num_replicas=2, context_tokens=100, packing="packed").assign([60, 30, 20, 80, 20])
-    assert rows(assignment) == [[(0, 1), (3, 4)], [(2,)]]
-    assert assignment.num_padding_tokens == 10 + 80 + 0
+    assert rows(assignment) == [[(0, 1), (4,)], [(2, 3)]]
+    assert assignment.num_padding_tokens == 10 + 0 + 80
 
 
 def test_what_is_over_the_context_is_refused():
