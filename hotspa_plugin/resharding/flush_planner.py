@@ -127,7 +127,7 @@ def _groups_held_repeatedly(cells: CellTable) -> np.ndarray:
     return found
 
 
-def _readers(copies: GroupCopies, home_ranks: set[int]) -> GroupCopies:
+def read_copies(copies: GroupCopies, home_ranks: set[int]) -> GroupCopies:
     """The strategy's copies that are read: all, or one of each set of identical ones, at home where possible."""
     if not copies.is_identical:
         return copies
@@ -151,7 +151,7 @@ def _flush_group(
     """
     targets = theirs.select(theirs.stage_copy == 0)
     row_of_rank = {rank: row for row, rank in enumerate(targets.rank.tolist())}
-    readers = _readers(ours, set(row_of_rank))
+    readers = read_copies(ours, set(row_of_rank))
     start, stop = cells.bounds_of_group(group)
     node_of_target = nodes[targets.rank]
 

@@ -297,7 +297,7 @@ def test_force_writes_over_another_file(calls, tmp_path):
 def test_what_a_command_raises_becomes_a_message_and_an_exit_code(calls, capsys):
     reports = [
         RankReport(label="rank 2", kind=FailureKind.DIED, summary="killed by SIGKILL (signal 9)"),
-        RankReport(label="rank 0", kind=FailureKind.PEER_LOST, summary="gone"),
+        RankReport(label="rank 0", kind=FailureKind.PEER_LOST, summary="connection closed by peer"),
     ]
     for answer, exit_code, text in [
         (RankFailure(reports), 1, "rank 2: killed by SIGKILL (signal 9)\nrank 0: lost contact with another rank\n"),

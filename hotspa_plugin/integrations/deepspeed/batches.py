@@ -132,8 +132,6 @@ def as_global_batch(
         )  # fmt: skip
     if problem:
         raise ValueError(problem)
-    if not any(sample.loss_mask.any() for sample in samples):
-        raise ValueError("batch: has no target token, so there is nothing to train")
     return SampleBatch(step=step, samples=samples)
 
 

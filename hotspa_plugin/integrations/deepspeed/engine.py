@@ -15,7 +15,7 @@ from hotspa_plugin.integrations.deepspeed.config_block import HotspaBlock
 from hotspa_plugin.integrations.deepspeed.home import HomeReduction, HomeWeights
 from hotspa_plugin.integrations.deepspeed.model_family import ModelFamily
 from hotspa_plugin.runtime.bucket_loop import BatchResult, BucketLoop
-from hotspa_plugin.runtime.global_view import gather_global
+from hotspa_plugin.runtime.global_view import gather_global, load_global
 
 _CLIENT_STATE = "hotspa"
 
@@ -48,6 +48,7 @@ class HotSwitchEngine:
         self._family = family
         self._device = device
         self._pending: torch.Tensor | None = None
+        self._own_iterator: Iterator[Any] | None = None
         self._training = True
 
     def __getattr__(self, name: str) -> Any:
@@ -119,7 +120,7 @@ class HotSwitchEngine:
         if data_iter is None:
             if self.training_dataloader is None:
                 raise ValueError("train_batch: give a batch, a data_iter, or training_data to initialize")
-            if getattr(self, "_own_iterator", None) is None:
+            if self._own_iterator is None:
                 self._own_iterator = self._endless(self.training_dataloader)
             data_iter = self._own_iterator
         return next(data_iter)
@@ -145,6 +146,8 @@ class HotSwitchEngine:
         if not forward_only:
             self.weights.zero_gradients()
         self.last_result = self.loop.run(batch, forward_only=forward_only)
+        if not forward_only and not self.last_result.num_target_tokens:
+            raise ValueError("batch: has no target token, so there is nothing to train")
         return torch.tensor(self.last_result.loss, dtype=torch.float32, device=self._device)
 
     def _report(self, result: BatchResult) -> None:
@@ -226,6 +229,16 @@ class HotSwitchEngine:
             dist.all_reduce(gradient, group=group)
             gradient /= self.last_result.num_target_tokens
         return gather_global(self._family.home_layout, dist.get_rank(), gradients)
+
+    def load_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Sets all parameters from whole tensors by name, given on every rank. Not for ZeRO 3."""
+        if self.deepspeed_engine.zero_optimization_partition_weights():
+            raise ValueError("load_parameters: ZeRO 3 holds parameters in parts; load a checkpoint, or use ZeRO 0 to 2")
+        masters = {name: parameter.data for name, parameter in self.deepspeed_engine.module.named_parameters()}
+        load_global(self._family.home_layout, dist.get_rank(), values, masters)
+        if self.deepspeed_engine.zero_optimization():
+            self.deepspeed_engine.optimizer.refresh_fp32_params()
+        self.weights.refresh()
 
     def discard_gradient(self) -> None:
         """Forgets the gradient that waits for ``step``."""

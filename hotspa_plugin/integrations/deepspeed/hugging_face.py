@@ -163,14 +163,16 @@ class HuggingFaceRunner:
         return (losses * micro_batch.loss_mask.to(device).flatten()).sum()
 
 
-def broadcast_whole(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """``model``'s parameters by name as rank 0 holds them, set on every rank; a shared one appears once."""
+def broadcast_whole(model: PreTrainedModel, device: torch.device) -> dict[str, torch.Tensor]:
+    """``model``'s parameters by name as rank 0 holds them, on every rank where they lay; a shared one appears once."""
     values = {}
     for name, parameter in model.named_parameters():
         if hasattr(parameter, "ds_id"):
             raise ValueError(f"parameter {name} is partitioned by deepspeed.zero.Init: build the model outside of it")
-        dist.broadcast(parameter.data, src=0)
-        values[name] = parameter.data
+        # One at a time through the device, which collectives may need.
+        on_device = parameter.detach().to(device, copy=True)
+        dist.broadcast(on_device, src=0)
+        values[name] = on_device.to(parameter.device)
     return values
 
 

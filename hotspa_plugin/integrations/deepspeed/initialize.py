@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,7 +67,7 @@ def initialize(
     }  # fmt: skip
     if distributed_port is not None:
         passed_on["distributed_port"] = distributed_port
-    loaded = _load_if_block(given)
+    loaded = _load_if_readable(given)
     block = config_block.read_block(loaded) if loaded is not None else None
     if block is None:
         return _original_initialize(**passed_on)
@@ -92,12 +95,20 @@ def uninstall() -> None:
     deepspeed.initialize = getattr(deepspeed.initialize, _MARK, deepspeed.initialize)
 
 
-def _load_if_block(given: Any) -> dict[str, Any] | None:
-    """The configuration as a dict; None where it is of a kind that only DeepSpeed reads, so that it can say so."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    if isinstance(given, str) and given.endswith(".json"):
-        return config_block.load_config(given)
+def _load_if_readable(given: Any) -> dict[str, Any] | None:
+    """The configuration as a dict (from a mapping, a path or base64 text, as DeepSpeed takes it).
+
+    None where it cannot be read: then DeepSpeed says so.
+    """
+    try:
+        if isinstance(given, (Mapping, os.PathLike)):
+            return config_block.load_config(given)
+        if isinstance(given, str):
+            if os.path.exists(given):
+                return config_block.load_config(given)
+            return json.loads(base64.urlsafe_b64decode(given))
+    except ValueError:
+        pass
     return None
 
 
@@ -125,12 +136,20 @@ def _initialize(
     lr_scheduler: Any,
     recorder: RunRecorder | NullRecorder,
 ) -> tuple[Any, Any, Any, Any]:
+    if training_data is not None and block.batch != "global":
+        raise ValueError(f"{config_block.KEY}.batch: training_data is made into global batches, so it must be global")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device = torch.device(get_accelerator().current_device_name())
     dtype, stage = engine_config.compute_dtype(config), engine_config.zero_stage(config)
     check_agreement("the hotspa block", block.model_dump_json(), device=device)
     pool = block.parse_pool()
-    family: ModelFamily = open_family(model, pool, block, dtype=dtype, device=device)
+    try:
+        pool = pool.check(world_size=world_size)
+        family: ModelFamily = open_family(model, pool, block, dtype=dtype, device=device)
+    except ValueError as error:
+        if str(error).startswith(("strategy ", "pool: ")):
+            raise ValueError(f"{config_block.KEY}.pool: {str(error).removeprefix('pool: ')}") from None
+        raise
     pool = family.pool
     settings = engine_config.engine_config(config, home_dp=pool.home.dp, world_size=world_size)
 

@@ -32,7 +32,7 @@ class MegatronFamily:
         self, build: ModelBuilder, pool: StrategyPool, block: HotspaBlock, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._build, self._block, self._device = build, block, device
-        self.pool = pool.check(world_size=dist.get_world_size())
+        self.pool = pool
         self._states = ParallelStates(self.pool, rank=dist.get_rank(), world_size=dist.get_world_size())
         self.registry = self._states.registry
         self.home_grid = self._states.grids[self.pool.home_index]

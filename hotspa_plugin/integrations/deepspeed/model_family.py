@@ -79,7 +79,7 @@ class HuggingFaceFamily:
     ) -> None:
         self._rank, world_size = dist.get_rank(), dist.get_world_size()
         self._block, self._device = block, device
-        self.pool = pool.check(world_size=world_size)
+        self.pool = pool
         for strategy in self.pool.strategies:
             hugging_face.check_strategy(model, strategy)
         self.template = model
@@ -106,7 +106,7 @@ class HuggingFaceFamily:
         self.home_layout = self._home.layout
 
     def home_values(self) -> dict[str, torch.Tensor]:
-        whole = hugging_face.broadcast_whole(self.template)
+        whole = hugging_face.broadcast_whole(self.template, self._device)
         values = {
             shard.parameter: torch.empty(shard.region.shape, dtype=torch.float32, device=self._device)
             for shard in self.home_layout.shards(self._rank)

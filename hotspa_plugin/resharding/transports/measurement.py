@@ -74,7 +74,8 @@ def measure_switch(
     group: dist.ProcessGroup | None = None,
     device: torch.device | None = None,
     num_rounds: int = 10,
-    others: Mapping[str, Callable[[], None]] | None = None,
+    others: Mapping[str, Callable[[], object]] | None = None,
+    tensors: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None,
 ) -> dict[str, float]:
     """Median seconds (of the slowest rank each time) of a switch and of what it is compared with.
 
@@ -83,8 +84,9 @@ def measure_switch(
     """
     rank = dist.get_rank(group)
     device = device or torch.device("cpu")
-    source = allocate_tensors(plan.source, rank, device)
-    destination = allocate_tensors(plan.destination, rank, device)
+    source, destination = tensors or (
+        allocate_tensors(plan.source, rank, device), allocate_tensors(plan.destination, rank, device)
+    )
     executor = ReshardExecutor(
         plan, rank, TorchDistributedTransport(group), source, destination, staging=StagingBuffer()
     )
