@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from hotspa_plugin.cli.bench_switch import switch
+from hotspa_plugin.cli.bench_train import bench_train
 
 
 @click.group()
@@ -13,3 +14,4 @@ def bench() -> None:
 
 
 bench.add_command(switch)
+bench.add_command(bench_train)

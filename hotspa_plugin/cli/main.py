@@ -54,7 +54,7 @@ def commands(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (demo, train, verify, report, profile, plan, simulate, doctor, bench):
+for _command in (demo, train, verify, report, doctor, profile, plan, simulate, bench):
     commands.add_command(_command)
 
 
