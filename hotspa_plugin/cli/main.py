@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import click
 
 from hotspa_plugin import __version__
+from hotspa_plugin.cli.bench import bench
 from hotspa_plugin.cli.demo import demo
 from hotspa_plugin.cli.doctor import doctor
 from hotspa_plugin.cli.plan import plan
@@ -53,7 +54,7 @@ def commands(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (demo, train, verify, report, profile, plan, simulate, doctor):
+for _command in (demo, train, verify, report, doctor, profile, plan, simulate, bench):
     commands.add_command(_command)
 
 

@@ -258,7 +258,7 @@ def _build_profile(
         optimizer_bytes=8 if item_bytes == 4 else 12,
         distributed_optimizer=request.distributed_optimizer,
     )
-    # What is resident follows from the model alone; without it a relative error of memory means little.
+    # Errors of memory are relative to what a model takes, which follows from its sizes; imports would flatter them.
     profile = Profile(
         source="measured by hotspa profile",
         model=request.sizes,
@@ -272,7 +272,7 @@ def _build_profile(
         ),
     )
     model = MemoryModel(profile)
-    stages = [_fit_stage(request, m, model.home_bytes(m.strategy) + reserved_bytes) for m in measured]
+    stages = [_fit_stage(request, m, model.home_bytes(m.strategy)) for m in measured]
     return profile.model_copy(update={"stages": tuple(stages)})
 
 
