@@ -57,15 +57,19 @@ class StagingBuffer:
             self._line.untyped_storage().resize_(0)
 
 
+_Copy = tuple[torch.Tensor, torch.Tensor]  # (to, from)
+LOCAL = -1
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Steps:
     """One round with its rows resolved to views of the rank's tensors."""
 
-    pack: list[tuple[torch.Tensor, torch.Tensor]]  # (staging, source)
-    sends: list[Message]
+    set_aside: list[_Copy]  # local rows that must be read before anything is written
+    sends: list[tuple[Message, list[_Copy]]]  # each with what packs it
     receives: list[Message]
-    writes: list[tuple[torch.Tensor, torch.Tensor]]  # (destination, staging or source), in order
-    early_writes: list[tuple[torch.Tensor, torch.Tensor]]  # local copies that need not wait for the exchange
+    early_writes: list[_Copy]  # local copies that need not wait for the exchange
+    writes: list[tuple[int, _Copy]]  # in order; index of the receive that it waits for, or LOCAL
 
 
 class ReshardHandle:
@@ -205,7 +209,11 @@ class ReshardExecutor:
 
     def _resolve(self, round_: Round, needed: StagingLayout, buffer: torch.Tensor) -> _Steps:
         moves = round_.moves
-        pack, sends, receives, late, early = [], [], [], [], []
+        sends: list[tuple[Message, list[_Copy]]] = []
+        receives: list[Message] = []
+        set_aside: list[_Copy] = []
+        early: list[_Copy] = []
+        late: list[tuple[int, int, int, _Copy]] = []  # source rank, row, receive, copy
         filled: dict[tuple, torch.Tensor] = {}
 
         def staged(offset: int, tensor: int, count: int) -> torch.Tensor:
@@ -222,40 +230,44 @@ class ReshardExecutor:
 
         for message in round_.sends:
             if not message.staged:
-                sends.append(Message(message.peer, self._view(round_, round_.source, message.rows[0], flat=True)))
+                view = self._view(round_, round_.source, message.rows[0], flat=True)
+                sends.append((Message(message.peer, view), []))
                 continue
+            pack: list[_Copy] = []
             key = carried(round_, message)
             if key not in filled:
                 line = staged(needed.sends[key], int(moves.tensor[message.rows[0]]), message.num_elements)
                 filled[key] = line
-                pack += [(part, view) for _, view, part in parts(line, message.rows, round_.source)]
-            sends.append(Message(message.peer, filled[key]))
+                pack = [(part, view) for _, view, part in parts(line, message.rows, round_.source)]
+            sends.append((Message(message.peer, filled[key]), pack))
         for index, message in enumerate(round_.receives):
             if not message.staged:
                 receives.append(Message(message.peer, self._view(round_, round_.destination, message.rows[0], flat=True)))
                 continue
             line = staged(needed.receives[index], int(moves.tensor[message.rows[0]]), message.num_elements)
             receives.append(Message(message.peer, line))
-            late += [(message.peer, row, view, part) for row, view, part in parts(line, message.rows, round_.destination)]
+            found = parts(line, message.rows, round_.destination)
+            late += [(message.peer, row, index, (view, part)) for row, view, part in found]
         for row in round_.local_rows.tolist():
             flat = bool(round_.source.contiguous[row] and round_.destination.contiguous[row])
             target = self._view(round_, round_.destination, row, flat=flat)
             origin = self._view(round_, round_.source, row, flat=flat)
             if self._stage_locals:
-                line = staged(needed.local_rows[row], int(moves.tensor[row]), int(moves.num_elements[row])).view(origin.shape)
-                pack.append((line, origin))
-                origin = line
+                line = staged(needed.local_rows[row], int(moves.tensor[row]), int(moves.num_elements[row]))
+                set_aside.append((line.view(origin.shape), origin))
+                origin = line.view(origin.shape)
             if self._plan.accumulate or self._stage_locals:
-                late.append((self._rank, row, target, origin))
+                late.append((self._rank, row, LOCAL, (target, origin)))
             else:
                 early.append((target, origin))
-        late.sort(key=lambda item: (item[0], item[1]))
+        # Sums depend on their order, which is that of source ranks; copies may follow the order of arrival.
+        late.sort(key=(lambda item: item[:2]) if self._plan.accumulate else (lambda item: item[2]))
         return _Steps(
-            pack=pack,
+            set_aside=set_aside,
             sends=sends,
             receives=receives,
-            writes=[(target, origin) for _, _, target, origin in late],
             early_writes=early,
+            writes=[(index, copy) for _, _, index, copy in late],
         )
 
     # ---- running
@@ -273,19 +285,19 @@ class ReshardExecutor:
     def _run_steps(self) -> Iterator[None]:
         for steps in self._steps:
             with torch.no_grad():
-                for target, origin in steps.pack:
-                    target.copy_(origin)
-                work = self._transport.exchange(steps.sends, steps.receives)
-                for target, origin in steps.early_writes:
-                    target.copy_(origin)
+                _copy_all(steps.set_aside)
+                work = self._transport.exchange(_packed_in_turn(steps.sends), steps.receives)
+                _copy_all(steps.early_writes)
             yield None
             with torch.no_grad():
-                work.wait()
-                for target, origin in steps.writes:
+                for index, (target, origin) in steps.writes:
+                    if index != LOCAL:
+                        work.wait_receive(index)
                     if self._plan.accumulate:
                         target.add_(origin)
                     else:
                         target.copy_(origin)
+                work.wait()
 
     @functools.cached_property
     def moved(self) -> ReshardStats:
@@ -306,3 +318,15 @@ class ReshardExecutor:
             predicted_peak_extra_bytes=self._predicted,
             peak_extra_bytes=0,
         )
+
+
+def _copy_all(copies: list[_Copy]) -> None:
+    for target, origin in copies:
+        target.copy_(origin)
+
+
+def _packed_in_turn(sends: list[tuple[Message, list[_Copy]]]) -> Iterator[Message]:
+    """Packs each message only when the transport asks for it, so that earlier ones are on their way meanwhile."""
+    for message, pack in sends:
+        _copy_all(pack)
+        yield message

@@ -72,10 +72,10 @@ def places(plan: ReshardPlan, moves: Moves, *, of_source: bool, mine: np.ndarray
 
 def _messages(
     plan: ReshardPlan, moves: Moves, rows: np.ndarray, peer: np.ndarray, contiguous: np.ndarray, always_stage: bool
-) -> tuple[MessageRows, ...]:
+) -> list[MessageRows]:
     """Cuts the rows shared with each peer into messages, the same way on both ends."""
     if len(rows) == 0:
-        return ()
+        return []
     elements = moves.num_elements[rows]
     itemsize = np.array([spec.item_size_bytes for spec in plan.source.tensors])[moves.tensor[rows]]
     order = np.lexsort((np.arange(len(rows)), -itemsize, peer[rows]))
@@ -113,7 +113,21 @@ def _messages(
         else:
             packed.append(row)
     close()
-    return tuple(found)
+    return found
+
+
+def _in_turn(messages: list[MessageRows], rank: int, num_ranks: int, *, step: int) -> tuple[MessageRows, ...]:
+    """Messages such that no rank is everybody's first: each pair's keep their order, peers take turns.
+
+    With ``step`` 1 ranks send to their successor first, with -1 they receive from their predecessor first.
+    """
+    count: dict[int, int] = {}
+    keys = []
+    for message in messages:
+        nth = count.get(message.peer, 0)
+        count[message.peer] = nth + 1
+        keys.append((nth, step * (message.peer - rank) % num_ranks))
+    return tuple(messages[i] for i in sorted(range(len(messages)), key=keys.__getitem__))
 
 
 def rounds_of_rank(
@@ -150,18 +164,20 @@ def _round(plan: ReshardPlan, rank: int, hop: int, moves: Moves, stage_all: bool
     is_received = moves.destination_rank == rank
     source = places(plan, moves, of_source=True, mine=is_sent)
     destination = places(plan, moves, of_source=False, mine=is_received)
+    sends = _messages(
+        plan, moves, np.flatnonzero(is_sent & ~is_received), moves.destination_rank, source.contiguous, stage_all
+    )
+    receives = _messages(
+        plan, moves, np.flatnonzero(is_received & ~is_sent), moves.source_rank, destination.contiguous,
+        plan.accumulate or stage_all,
+    )
     return Round(
         hop=hop,
         moves=moves,
         source=source,
         destination=destination,
-        sends=_messages(
-            plan, moves, np.flatnonzero(is_sent & ~is_received), moves.destination_rank, source.contiguous, stage_all
-        ),
-        receives=_messages(
-            plan, moves, np.flatnonzero(is_received & ~is_sent), moves.source_rank, destination.contiguous,
-            plan.accumulate or stage_all,
-        ),
+        sends=_in_turn(sends, rank, plan.num_ranks, step=1),
+        receives=_in_turn(receives, rank, plan.num_ranks, step=-1),
         local_rows=np.flatnonzero(is_sent & is_received),
     )
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from hotspa_plugin.data import BatchAssignment, BucketAssignment, BucketSpec, Sample, assign_batch
 from hotspa_plugin.data.micro_batch import PackedMicroBatch, PaddedMicroBatch, pack_micro_batch, pad_micro_batch
+from hotspa_plugin.runtime.activity import set_activity
 from hotspa_plugin.runtime.agreement import check_agreement
 from hotspa_plugin.runtime.hot_switcher import NOTHING_MOVED, HotSwitcher
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
@@ -201,6 +202,7 @@ class BucketLoop:
 
     def _phase(self, name: str, step: int, **about: object):
         self.phase = " ".join([f"step {step}, {name}", *(f"{key} {value}" for key, value in about.items())])
+        set_activity(self.phase)
         return self.recorder.span(name, step=step, **about)
 
 

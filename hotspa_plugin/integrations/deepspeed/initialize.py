@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import log_dist
+from deepspeed.utils import logger
 
 from hotspa_plugin.integrations.deepspeed import config_block, engine_config, refusals
 from hotspa_plugin.integrations.deepspeed.batches import GlobalBatchLoader
@@ -182,9 +183,13 @@ def _initialize(
         device=device,
     )  # fmt: skip
     precision = {torch.float32: "fp32", torch.bfloat16: "bf16 with fp32 masters"}[dtype]
-    log_dist(f"hotspa is active: pool {pool}, home {pool.home}, {block.packing} micro-batches, {precision}, ZeRO {stage}",
-             ranks=[0])  # fmt: skip
+    _announce(f"hotspa is active: pool {pool}, home {pool.home}, {block.packing} micro-batches, {precision}, ZeRO {stage}")
     if stage >= 2:
-        log_dist(f"hotspa: home's weights and gradients stay whole on every rank, so ZeRO {stage} saves little more than "
-                 "ZeRO 1 here", ranks=[0])  # fmt: skip
+        _announce(f"hotspa: home's weights and gradients stay whole, so ZeRO {stage} saves little more than ZeRO 1 here")
     return switching, engine_optimizer, loader, scheduler
+
+
+def _announce(line: str) -> None:
+    """Prints on rank 0, unless DeepSpeed was told to be quiet; its own info lines are not shown by default."""
+    if dist.get_rank() == 0 and logger.isEnabledFor(logging.WARNING):
+        print(line, flush=True)

@@ -61,7 +61,12 @@ def run_demo(
     print(f"{num_ranks} ranks, {config.model.name}, pool {plan.pool}, home {plan.pool.home}")
     print(f"{len(plan.source.lengths):,} sequences from {config.data.path or config.data.source}; {plan.source.counts}")
     choices = choose_static(plan, include_all=include_all_static)
-    with WorkerPool(num_ranks, device=config.run.device, collective_timeout_s=config.run.timeout_s) as workers:
+    with WorkerPool(
+        num_ranks,
+        device=config.run.device,
+        collective_timeout_s=config.run.timeout_s,
+        call_timeout_s=None,  # a run takes as long as it takes
+    ) as workers:
         hot = workers.run(f"{on_ranks}:run_hot", config=config, command=command)[0]
         print_run(read_run(out))
         runs = [_compared("hot", "hot", hot)]

@@ -8,6 +8,8 @@ import torch
 from hotspa_plugin import cpu
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, build_trainer, make_batch
 
+from .checks import mostly_slow
+
 # Under dp 2 one replica gets more micro-batches than the other, in every bucket.
 LENGTHS = ((30, 31, 32, 60, 61, 62, 120, 121, 122), (25, 100))
 
@@ -45,7 +47,7 @@ def test_two_runs_are_identical(workers, pool):
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("pool", ["tp1{}:64 tp2{}:128", "pp2{}:64 tp2nosp{}:128", "tp2{}:64 pp4{}:128"])
-@pytest.mark.parametrize("recompute", ["rc", "rcs"])
+@pytest.mark.parametrize("recompute", mostly_slow("rc", "rcs"))
 def test_recomputation_draws_the_same_masks(workers, pool, recompute):
     """The second forward pass repeats the first, so that nothing changes, to the bit."""
     plain = workers.run(train, case=settings(pool.format("", "")))[0]

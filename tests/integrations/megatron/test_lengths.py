@@ -2,10 +2,10 @@
 
 import pytest
 
-from .checks import NARROW, check
+from .checks import NARROW, check, mostly_slow
 
-PACKINGS = pytest.mark.parametrize("packing", ["packed", "padded"])
-OPTIMIZERS = pytest.mark.parametrize("distributed_optimizer", [False, True], ids=["adam", "distributed"])
+PACKINGS = pytest.mark.parametrize("packing", mostly_slow("packed", "padded"))
+OPTIMIZERS = pytest.mark.parametrize("distributed_optimizer", mostly_slow(True, False), ids=["distributed", "adam"])
 
 
 @pytest.mark.ranks(4)
@@ -19,7 +19,7 @@ def test_all_targets_on_one_replica(workers, pool, distributed_optimizer):
 
 
 @pytest.mark.ranks(4)
-@PACKINGS
+@pytest.mark.parametrize("packing", ["packed", "padded"])
 def test_targets_are_counted_over_the_whole_batch(workers, packing):
     report = check(workers, "tp1:16 tp2:64 tp2pp2:256", lengths=((7, 129, 1, 64),), packing=packing)
     assert report["target_tokens"] == 197

@@ -7,7 +7,7 @@ import weakref
 import pytest
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, build_trainer, make_batch
 
-from .checks import NARROW
+from .checks import NARROW, mostly_slow
 
 
 def count_open_files():
@@ -39,7 +39,7 @@ def switch_often(case, num_switches, warm_up):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("budget", [None, 100_000], ids=["at_once", "rounds"])
+@pytest.mark.parametrize("budget", mostly_slow(None, 100_000), ids=["at_once", "rounds"])
 def test_a_thousand_switches(workers, budget):
     case = VerifyCase(pool="tp1:32 tp2:64 pp2:96 tp2pp2:128", lengths=((5, 40, 70, 100),),
                       model_changes={"num_layers": 2, "hidden_size": 64}, switch_memory_bytes=budget)  # fmt: skip

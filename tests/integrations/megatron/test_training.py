@@ -10,6 +10,7 @@ from hotspa_plugin import cpu
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, build_trainer, make_batch, make_spec
 
 from . import plain_torch
+from .checks import mostly_slow
 
 # Adam turns the rounding of elements with hardly any gradient into whole steps: at ten times this rate plain
 # torch in fp32 is 7e-5 away from itself in fp64.
@@ -64,7 +65,7 @@ def train_plainly(case, initial, learning_rates):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("clip_grad", [0.3, 1000.0], ids=["clipped", "unclipped"])
+@pytest.mark.parametrize("clip_grad", mostly_slow(0.3, 1000.0), ids=["clipped", "unclipped"])
 @pytest.mark.parametrize("distributed_optimizer", [False, True], ids=["adam", "distributed"])
 @pytest.mark.parametrize(
     ("pool", "home", "model"),
@@ -93,6 +94,5 @@ def test_three_steps_of_clipped_adamw(workers, pool, home, model, distributed_op
         difference = (final[name].double() - value)[kept]
         worst[name] = float(difference.norm() / value[kept].norm())
     name = max(worst, key=worst.get)
-    print(max(abs(a / b - 1) for a, b in zip(losses, expected_losses)), max(abs(a / b - 1) for a, b in zip(norms, expected_norms)), name, worst[name])
     assert worst[name] <= 1e-5, (name, worst[name])
     assert all(not torch.equal(final[name], initial[name]) for name in final)
