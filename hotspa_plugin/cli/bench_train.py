@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hotspa_plugin.integrations.megatron.bench_train import Contender
 
 BENCH = "hotspa_plugin.integrations.megatron.bench_train:run_workload"
-HOPELESS = 1.5  # a static strategy whose predicted step is this much slower than the fastest one's is not measured
+HOPELESS = 1.5  # a static strategy that is predicted so much slower than the fastest, beyond the profile's error, is left out
 
 
 @click.command("train")
@@ -160,10 +160,12 @@ def _choose(
             left_out[str(strategy)] = f"{longest} tokens do not fit in memory"
         else:
             static[str(strategy)] = predict(model, pool, drawn[:8])
+    errors = [profile.time_error if s.time_error is None else s.time_error for s in profile.stages]
+    hopeless = HOPELESS * (1 + max(errors))
     best_s = min(p.mean.total_s for p in static.values())
     for name, prediction in sorted(static.items(), key=lambda item: item[1].mean.total_s):
         predicted[name] = prediction.mean.total_s
-        if prediction.mean.total_s > HOPELESS * best_s:
+        if prediction.mean.total_s > hopeless * best_s:
             left_out[name] = f"predicted {prediction.mean.total_s / best_s:.2f} times slower than the fastest static one"
             continue
         pool = prediction.pool

@@ -20,7 +20,7 @@ from hotspa_plugin.data import RandomTokenSource, SequenceBatch
 from hotspa_plugin.data.assignment import Packing
 from hotspa_plugin.integrations.megatron.process import prepare_process
 from hotspa_plugin.runtime.bucket_loop import BatchAssigner
-from hotspa_plugin.runtime.memory import PeakMemory, resident_bytes
+from hotspa_plugin.runtime.memory import PeakMemory, give_back_memory, resident_bytes
 from hotspa_plugin.runtime.stopwatch import Stopwatch
 from hotspa_plugin.strategy import StrategyPool
 
@@ -68,7 +68,6 @@ class TimedStep:
 class _Entered:
     trainer: Any
     stopwatch: Stopwatch
-    own_bytes: int
 
 
 _entered: dict[str, _Entered] = {}  # this rank's contenders, kept from call to call
@@ -82,8 +81,6 @@ def enter(setup: Setup, contender: Contender, initial: str) -> None:
     from hotspa_plugin.integrations.megatron.session import SwitchOptions
     from hotspa_plugin.integrations.megatron.trainer import Trainer
 
-    device = torch.device(torch.cuda.current_device())
-    before = _held_bytes(device)
     stopwatch = Stopwatch(None if cpu.is_enabled() else torch.cuda.synchronize)
     spec = GPTSpec.from_config(
         setup.model, padded_vocab_size=setup.sizes.vocab_size, max_positions=setup.max_positions
@@ -106,9 +103,7 @@ def enter(setup: Setup, contender: Contender, initial: str) -> None:
         if dist.get_rank() == 0:
             torch.save(values, initial)
     dist.barrier()
-    _entered[contender.name] = _Entered(
-        trainer=trainer, stopwatch=stopwatch, own_bytes=max(0, _held_bytes(device) - before)
-    )
+    _entered[contender.name] = _Entered(trainer=trainer, stopwatch=stopwatch)
 
 
 def leave(names: Sequence[str]) -> None:
@@ -123,6 +118,8 @@ def step(name: str, number: int, lengths: np.ndarray) -> TimedStep:
     device = torch.device(torch.cuda.current_device())
     source = RandomTokenSource(lengths, vocab_size=TOKEN_VALUES, seed=number)
     batch = SequenceBatch(step=number, source=source, indices=np.arange(len(lengths)))
+    own_bytes = _own_bytes(entered.trainer)
+    give_back_memory()
     memory = PeakMemory(device)
     memory.restart()
     before = _held_bytes(device)
@@ -135,7 +132,7 @@ def step(name: str, number: int, lengths: np.ndarray) -> TimedStep:
     phase_s = entered.stopwatch.phase_s
     grown = memory.peak_bytes() - before
     mine = [time.perf_counter() - started_s, phase_s.get("switch", 0.0), phase_s.get("flush", 0.0)]
-    most = torch.tensor([*mine, entered.own_bytes + max(0, grown)], dtype=torch.float64, device=device)
+    most = torch.tensor([*mine, own_bytes + max(0, grown)], dtype=torch.float64, device=device)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     step_s, switch_s, flush_s, memory_bytes = most.tolist()
     assignment = result.batch.assignment
@@ -148,6 +145,20 @@ def step(name: str, number: int, lengths: np.ndarray) -> TimedStep:
         num_padding_tokens=assignment.num_padding_tokens,
         memory_bytes=int(memory_bytes),
     )
+
+
+def _own_bytes(trainer: Any) -> int:
+    """Bytes of home's parameters, gradients and optimizer state, each storage once."""
+    tensors = []
+    for parameter in trainer.home.parameters.values():
+        tensors += [parameter.data, getattr(parameter, "main_grad", None)]
+    for optimizer in getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer]):
+        for group in optimizer.optimizer.param_groups:
+            tensors += group["params"]
+        for state in optimizer.optimizer.state.values():
+            tensors += state.values()
+    storages = [t.untyped_storage() for t in tensors if isinstance(t, torch.Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _held_bytes(device: torch.device) -> int:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
-import gc
 import math
 import os
 import statistics
@@ -32,7 +29,7 @@ from hotspa_plugin.cost.profile import (
 )
 from hotspa_plugin.data import AssignedMicroBatch, BatchAssignment, BucketAssignment, RandomTokenSource, SequenceBatch
 from hotspa_plugin.integrations.megatron.process import prepare_process
-from hotspa_plugin.runtime.memory import PeakMemory, rank_memory_bytes, resident_bytes
+from hotspa_plugin.runtime.memory import PeakMemory, give_back_memory, rank_memory_bytes, resident_bytes
 from hotspa_plugin.runtime.stopwatch import Stopwatch
 from hotspa_plugin.strategy import ParallelStrategy, PoolEntry, StrategyPool
 
@@ -138,7 +135,7 @@ def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, devic
     def run(length: int, step: int) -> tuple[float, int]:
         source = RandomTokenSource([length] * num_sequences, vocab_size=256, seed=step)
         batch = SequenceBatch(step=step, source=source, indices=np.arange(num_sequences))
-        _give_back_memory()
+        give_back_memory()
         memory.restart()
         before = torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()
         result = trainer.accumulate(batch)
@@ -165,13 +162,6 @@ def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, devic
         optimizer_s=optimizer_s,
         num_rank_parameters=num_parameters,
     )
-
-
-def _give_back_memory() -> None:
-    """Frees what was dropped and, where the C library can, hands it back, so that it does not hide later growth."""
-    gc.collect()
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _largest(value: float) -> float:

@@ -98,7 +98,9 @@ def test_contenders_train_the_same_batches_to_the_same_losses(workers, measured,
     result = summarize(entries, steps, refused)
     runs = {run["name"]: run for run in result["runs"]}
     assert runs["stock"]["padding_fraction"] > runs["stock packed"]["padding_fraction"] > 0
-    assert runs["hot"]["peak_memory_bytes"] > 0 and runs["tp1"]["exposed_switch_fraction"] == 0
+    # parameters, gradients and two moments in fp32, at least
+    assert runs["tp1"]["peak_memory_bytes"] > 16 * (2 * (4 * 32 * 32 + 3 * 32 * 64) + 2 * 256 * 32)
+    assert runs["tp1"]["exposed_switch_fraction"] == 0
     low, high = result["hot_over_best_static_range"]
     assert low <= result["hot_over_best_static"] <= high
     assert result["hot_over_best_static_tie"] == (low <= 1 <= high)
