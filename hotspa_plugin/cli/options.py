@@ -123,15 +123,18 @@ def entry_function(target: str, engine: str = "megatron") -> Callable[..., Any]:
     return resolve_target(target)
 
 
-def require_packages() -> None:
-    """Raises ValueError where torch or Megatron-core is not installed; imports neither."""
-    for module, package in (("torch", "torch"), ("megatron.core", "megatron-core")):
+def require_packages(engine: str = "megatron") -> None:
+    """Raises ValueError where a package that ``engine`` needs is not installed; imports none."""
+    needed = [("torch", "torch", "megatron"), ("megatron.core", "megatron-core", "megatron")]
+    if engine == "deepspeed":
+        needed += [("deepspeed", "deepspeed", "deepspeed"), ("transformers", "transformers", "deepspeed")]
+    for module, package, extra in needed:
         try:
             found = importlib.util.find_spec(module) is not None
         except ModuleNotFoundError:
             found = False
         if not found:
-            raise ValueError(f"{package} is not installed: pip install 'hotspa-plugin[megatron]', then hotspa doctor")
+            raise ValueError(f"{package} is not installed: pip install 'hotspa-plugin[{extra}]', then hotspa doctor")
 
 
 def quiet_environment() -> dict[str, str]:
