@@ -114,10 +114,11 @@ def parse_pool(spec: str, home: str | None = None, sequence_parallel: bool = Tru
     return StrategyPool(entries=entries, home=parsed_home)
 
 
-def entry_function(target: str, engine: str = "megatron") -> Callable[..., Any]:
+def entry_function(target: str | Callable[..., Any], engine: str = "megatron") -> Callable[..., Any]:
     """The function behind a command, imported now; ValueError naming the package where one is missing."""
     require_packages(engine)
-    target = target.format(engine=engine)
+    if isinstance(target, str):
+        target = target.format(engine=engine)
     from hotspa_plugin.runtime.rank_process import resolve_target
 
     return resolve_target(target)
