@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 
+from hotspa_plugin.resharding.executor_steps import Arrivals, Resolver, Steps, aligned, copy_all, link_hops, packed_in_turn
 from hotspa_plugin.resharding.plan import DESTINATION, SOURCE, ReshardPlan
 from hotspa_plugin.resharding.round_cuts import item_sizes
-from hotspa_plugin.resharding.rounds import Places, Round, StagingLayout, carried, rounds_of_rank, staging_layout
+from hotspa_plugin.resharding.rounds import rounds_of_rank, staging_layout
 from hotspa_plugin.resharding.side_stream import SideStream
-from hotspa_plugin.resharding.transports.protocol import Message, Transport
+from hotspa_plugin.resharding.transports.protocol import Transport
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,21 +58,6 @@ class StagingBuffer:
         """Gives the memory back until the next run."""
         if self._line is not None:
             self._line.untyped_storage().resize_(0)
-
-
-_Copy = tuple[torch.Tensor, torch.Tensor]  # (to, from)
-LOCAL = -1
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Steps:
-    """One round with its rows resolved to views of the rank's tensors."""
-
-    set_aside: list[_Copy]  # local rows that must be read before anything is written
-    sends: list[tuple[Message, list[_Copy]]]  # each with what packs it
-    receives: list[Message]
-    early_writes: list[_Copy]  # local copies that need not wait for the exchange
-    writes: list[tuple[int, _Copy]]  # in order; index of the receive that it waits for, or LOCAL
 
 
 class ReshardHandle:
@@ -181,7 +167,15 @@ class ReshardExecutor:
             staging_layout(r, self._wire_sizes, local_item_size=sizes if self._stage_locals else None)
             for r in self._rounds
         ]
-        self._predicted = max((needed.num_bytes for needed in self._needed), default=0)
+        sizes_needed = [aligned(needed.num_bytes) for needed in self._needed]
+        # Where both hops fit into the staging buffer at once, the second need not wait for all of the first.
+        self._overlaps_hops = (
+            transport.eager
+            and len(self._rounds) == plan.num_hops == 2
+            and not self._stage_locals
+            and (memory_budget_bytes is None or sum(sizes_needed) <= memory_budget_bytes)
+        )
+        self._predicted = sum(sizes_needed) if self._overlaps_hops else max(sizes_needed, default=0)
 
     # ---- checks
 
@@ -236,82 +230,18 @@ class ReshardExecutor:
     # ---- views
 
     @functools.cached_property
-    def _steps(self) -> list[_Steps]:
+    def _steps(self) -> list[Steps]:
         buffer = self._staging.reserve(self._predicted, self._device)
-        return [self._resolve(r, n, buffer) for r, n in zip(self._rounds, self._needed, strict=True)]
-
-    def _view(self, round_: Round, places: Places, row: int, *, flat: bool) -> torch.Tensor:
-        side = int(places.side[row])
-        layout = (self._plan.source, self._plan.destination)[side]
-        tensor = self._sides[side][layout.shards(self._rank)[places.shard[row]].parameter].detach()
-        offset = tensor.storage_offset() + int(places.offset[row])
-        if flat:
-            return tensor.as_strided((int(round_.moves.num_elements[row]),), (1,), offset)
-        shape = (round_.moves.high[row] - round_.moves.low[row]).tolist()
-        return tensor.as_strided(shape, places.strides[row].tolist(), offset)
-
-    def _resolve(self, round_: Round, needed: StagingLayout, buffer: torch.Tensor) -> _Steps:
-        moves = round_.moves
-        sends: list[tuple[Message, list[_Copy]]] = []
-        receives: list[Message] = []
-        set_aside: list[_Copy] = []
-        early: list[_Copy] = []
-        late: list[tuple[int, int, int, _Copy]] = []  # source rank, row, receive, copy
-        filled: dict[tuple, torch.Tensor] = {}
-
-        def staged(offset: int, tensor: int, count: int, dtype: torch.dtype | None = self._wire_dtype) -> torch.Tensor:
-            dtype = dtype or self._dtypes[tensor]
-            return buffer.as_strided((count * dtype.itemsize,), (1,), offset).view(dtype)
-
-        def parts(line: torch.Tensor, rows: Sequence[int], places: Places) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-            start = 0
-            for row in rows:
-                count = int(moves.num_elements[row])
-                view = self._view(round_, places, row, flat=bool(places.contiguous[row]))
-                yield row, view, line[start : start + count].view(view.shape)
-                start += count
-
-        for message in round_.sends:
-            if not message.staged:
-                view = self._view(round_, round_.source, message.rows[0], flat=True)
-                sends.append((Message(message.peer, view), []))
-                continue
-            pack: list[_Copy] = []
-            key = carried(round_, message)
-            if key not in filled:
-                line = staged(needed.sends[key], int(moves.tensor[message.rows[0]]), message.num_elements)
-                filled[key] = line
-                pack = [(part, view) for _, view, part in parts(line, message.rows, round_.source)]
-            sends.append((Message(message.peer, filled[key]), pack))
-        for index, message in enumerate(round_.receives):
-            if not message.staged:
-                receives.append(Message(message.peer, self._view(round_, round_.destination, message.rows[0], flat=True)))
-                continue
-            line = staged(needed.receives[index], int(moves.tensor[message.rows[0]]), message.num_elements)
-            receives.append(Message(message.peer, line))
-            found = parts(line, message.rows, round_.destination)
-            late += [(message.peer, row, index, (view, part)) for row, view, part in found]
-        for row in round_.local_rows.tolist():
-            flat = bool(round_.source.contiguous[row] and round_.destination.contiguous[row])
-            target = self._view(round_, round_.destination, row, flat=flat)
-            origin = self._view(round_, round_.source, row, flat=flat)
-            if self._stage_locals:
-                line = staged(needed.local_rows[row], int(moves.tensor[row]), int(moves.num_elements[row]), None)
-                set_aside.append((line.view(origin.shape), origin))
-                origin = line.view(origin.shape)
-            if self._plan.accumulate or self._stage_locals:
-                late.append((self._rank, row, LOCAL, (target, origin)))
-            else:
-                early.append((target, origin))
-        # Sums depend on their order, which is that of source ranks; copies may follow the order of arrival.
-        late.sort(key=(lambda item: item[:2]) if self._plan.accumulate else (lambda item: item[2]))
-        return _Steps(
-            set_aside=set_aside,
-            sends=sends,
-            receives=receives,
-            early_writes=early,
-            writes=[(index, copy) for _, _, index, copy in late],
+        resolver = Resolver(
+            plan=self._plan, rank=self._rank, sides=self._sides, dtypes=self._dtypes, wire_dtype=self._wire_dtype,
+            stage_locals=self._stage_locals, buffer=buffer,
         )
+        if not self._overlaps_hops:
+            return [resolver.resolve(r, n) for r, n in zip(self._rounds, self._needed, strict=True)]
+        first, second = self._rounds
+        one = resolver.resolve(first, self._needed[0])
+        two = resolver.resolve(second, self._needed[1], base=aligned(self._needed[0].num_bytes))
+        return [one, link_hops(first, one, second, two)]
 
     # ---- running
 
@@ -326,21 +256,23 @@ class ReshardExecutor:
         return self.start().wait()
 
     def _run_steps(self) -> Iterator[None]:
+        before: Arrivals | None = None  # of the hop before, where it is still under way
         for steps in self._steps:
             with torch.no_grad():
-                _copy_all(steps.set_aside)
-                work = self._transport.exchange(_packed_in_turn(steps.sends), steps.receives)
-                _copy_all(steps.early_writes)
+                copy_all(steps.set_aside)
+                if before is not None and steps.early_writes:
+                    before.write_all()
+                work = self._transport.exchange(packed_in_turn(steps.sends, before), steps.receives)
+                copy_all(steps.early_writes)
+                if before is not None:
+                    before.write_all()
+            arrivals = Arrivals(work, steps.arrivals, accumulate=self._plan.accumulate)
             yield None
+            if self._overlaps_hops and before is None:
+                before = arrivals
+                continue
             with torch.no_grad():
-                for index, (target, origin) in steps.writes:
-                    if index != LOCAL:
-                        work.wait_receive(index)
-                    if self._plan.accumulate:
-                        target.add_(origin)
-                    else:
-                        target.copy_(origin)
-                work.wait()
+                arrivals.write_all()
 
     @functools.cached_property
     def moved(self) -> ReshardStats:
@@ -362,15 +294,3 @@ class ReshardExecutor:
             predicted_peak_extra_bytes=self._predicted,
             peak_extra_bytes=0,
         )
-
-
-def _copy_all(copies: list[_Copy]) -> None:
-    for target, origin in copies:
-        target.copy_(origin)
-
-
-def _packed_in_turn(sends: list[tuple[Message, list[_Copy]]]) -> Iterator[Message]:
-    """Packs each message only when the transport asks for it, so that earlier ones are on their way meanwhile."""
-    for message, pack in sends:
-        _copy_all(pack)
-        yield message

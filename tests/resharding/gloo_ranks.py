@@ -58,15 +58,22 @@ def run(rank: int, num_ranks: int, backend: str, rendezvous: str) -> None:
         transport.exchange(part[0], part[1]).wait()
         transport_cases.check(transport_cases.ring, part)
     if backend == "gloo":
-        for model, home, other in ((LLAMA, (2, 2), (4, 1)), (SMALL, (4, 1), (1, 1)), (SMALL, (1, 2), (2, 1))):
+        hops = set()
+        for model, home, other in (
+            (LLAMA, (2, 2), (4, 1)), (SMALL, (4, 1), (1, 1)), (SMALL, (1, 2), (2, 1)), (LLAMA, (4, 1), (2, 1)),
+            (LLAMA, (1, 2), (1, 1)),
+        ):  # fmt: skip
             for budget in (None, 2000):
-                _switch_and_flush(rank, num_ranks, model, home, other, budget)
+                hops |= _switch_and_flush(rank, num_ranks, model, home, other, budget)
+        assert hops == {("switch", 1), ("switch", 2), ("flush", 1), ("flush", 2)}, hops
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _switch_and_flush(rank, num_ranks, model, home_strategy, other_strategy, budget) -> None:
-    home, other = layout(model, num_ranks, *home_strategy), layout(model, num_ranks, *other_strategy)
+def _switch_and_flush(rank, num_ranks, model, home_strategy, other_strategy, budget) -> set[tuple[str, int]]:
+    home, other = (
+        layout(model, num_ranks, *strategy, sequence_parallel=False) for strategy in (home_strategy, other_strategy)
+    )
     plan = build_switch_plan(home, other, node_of_rank=node_of_rank(num_ranks, 2))
     values = random_globals(home, 1, torch.bfloat16)
     source, destination = (local_tensors(one, rank, torch.bfloat16, float("nan")) for one in (home, other))
@@ -83,8 +90,11 @@ def _switch_and_flush(rank, num_ranks, model, home_strategy, other_strategy, bud
     expected = [local_tensors(home, r, torch.float32, 1.0) for r in range(num_ranks)]
     mine = {name: tensor.clone() for name, tensor in gradients[rank].items()}
     run_loopback(flush, gradients, expected)
-    got = local_tensors(home, rank, torch.float32, 1.0)
-    handle = ReshardExecutor(flush, rank, TorchDistributedTransport(batched=True), mine, got, budget).start()
-    handle.continue_in_background().wait()
-    for name, tensor in expected[rank].items():
-        assert torch.equal(got[name], tensor), name
+    for batched in (True, False):
+        own = {name: tensor.clone() for name, tensor in mine.items()}  # sums may meet in a strategy's gradients
+        got = local_tensors(home, rank, torch.float32, 1.0)
+        transport = TorchDistributedTransport(batched=batched)
+        ReshardExecutor(flush, rank, transport, own, got, budget).start().continue_in_background().wait()
+        for name, tensor in expected[rank].items():
+            assert torch.equal(got[name], tensor), name
+    return {("switch", plan.num_hops), ("flush", flush.num_hops)}

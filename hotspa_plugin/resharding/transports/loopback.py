@@ -53,6 +53,8 @@ class LoopbackWorld:
 class LoopbackTransport:
     """One rank's end of a LoopbackWorld."""
 
+    eager = False  # the ranks take turns
+
     def __init__(self, world: LoopbackWorld, rank: int) -> None:
         self._world = world
         self._rank = rank

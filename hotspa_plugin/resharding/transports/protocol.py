@@ -30,8 +30,11 @@ class Transport(Protocol):
 
     Messages between a pair of ranks arrive in the order in which they were sent; sender and receiver name
     equally many of equal dtype and element count. Every rank calls ``exchange`` equally often, with no
-    messages where it has none.
+    messages where it has none. ``eager`` says that each message leaves as soon as it is taken from ``sends``, so
+    that filling it may wait for what an earlier exchange of the same ranks still receives.
     """
+
+    eager: bool
 
     def exchange(self, sends: Iterable[Message], receives: Sequence[Message]) -> Work:
         """Starts sending and receiving; tensors belong to the exchange until ``wait`` returns.

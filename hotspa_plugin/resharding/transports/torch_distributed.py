@@ -23,6 +23,10 @@ class TorchDistributedTransport:
         self._global_rank = dist.get_process_group_ranks(self._group)
         self._batched = dist.get_backend(self._group) != "gloo" if batched is None else batched
 
+    @property
+    def eager(self) -> bool:
+        return not self._batched
+
     def exchange(self, sends: Iterable[Message], receives: Sequence[Message]) -> _DistributedWork:
         if self._batched:
             return self._exchange_batched(sends, receives)
