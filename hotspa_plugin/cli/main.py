@@ -12,6 +12,7 @@ import click
 from hotspa_plugin import __version__
 from hotspa_plugin.cli.demo import demo
 from hotspa_plugin.cli.doctor import doctor
+from hotspa_plugin.cli.patch import patch
 from hotspa_plugin.cli.report import report
 from hotspa_plugin.cli.train import train
 from hotspa_plugin.cli.verify import verify
@@ -50,7 +51,7 @@ def commands(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (demo, train, verify, report, doctor):
+for _command in (demo, train, verify, report, patch, doctor):
     commands.add_command(_command)
 
 
