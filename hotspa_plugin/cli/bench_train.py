@@ -36,6 +36,8 @@ HOPELESS = 1.5  # a static strategy that is predicted so much slower than the fa
               help="Sequences are cut to this, which is the context of stock.")  # fmt: skip
 @shared.memory_limit_option
 @shared.recompute_option
+@shared.nodes_option
+@shared.link_option
 @options.seed_option
 @options.device_option
 @options.timeout_option
@@ -52,6 +54,8 @@ def bench_train(
     longest: int,
     memory_limit_gb: float | None,
     recompute: bool,
+    num_nodes: int,
+    link_mbit: float | None,
     seed: int,
     device: str,
     timeout_s: float,
@@ -66,6 +70,9 @@ def bench_train(
     """
     shared.check_output(json_path)
     options.refuse_torchrun("bench train")
+    link = shared.checked_link(num_nodes, link_mbit, num_ranks)
+    import numpy as np
+
     from hotspa_plugin.cli.plan_tables import print_table
     from hotspa_plugin.cost import read_profile
     from hotspa_plugin.search.workloads import workload_batches
@@ -75,7 +82,7 @@ def bench_train(
     given = shared.model_sizes(model, num_ranks=num_ranks, max_positions=longest, dtype=dtype)
     sizes = given.model_copy(update={"dtype": profile.model.dtype})  # the profile says which type was measured
     profile.check_model(sizes)
-    profile.check_ranks(num_ranks, num_ranks)
+    _check_nodes(profile, num_ranks, num_nodes)
     limit = shared.memory_limit_bytes(memory_limit_gb)
     cases = []
     for name in workloads:
@@ -88,22 +95,30 @@ def bench_train(
             click.echo(f"{name}: static {strategy} is left out: {why}")
     run_workload = options.entry_function(BENCH)
     from hotspa_plugin.integrations.megatron.bench_train import Setup, summarize
+    from hotspa_plugin.runtime.node_network import rank_networks
     from hotspa_plugin.runtime.worker_pool import WorkerPool
 
     options.warn_of_memory(num_ranks)
     results: list[dict[str, Any]] = []
     started_s = time.perf_counter()
-    setup = Setup(model=model, sizes=sizes, max_positions=longest, seed=seed)
+    per_node = num_ranks // num_nodes
+    setup = Setup(
+        model=model, sizes=sizes, max_positions=longest, seed=seed, node_of_rank=np.arange(num_ranks) // per_node
+    )
     with (
         tempfile.TemporaryDirectory(prefix="hotspa-bench-") as folder,
-        WorkerPool(num_ranks, device=device, collective_timeout_s=timeout_s, call_timeout_s=None) as workers,
-    ):
+        rank_networks(num_ranks, link) as networks,
+        WorkerPool(
+            num_ranks, device=device, collective_timeout_s=timeout_s, call_timeout_s=None, networks=networks,
+            env={"LOCAL_WORLD_SIZE": str(per_node)},
+        ) as workers,
+    ):  # fmt: skip
         for name, batches, contenders, pruned, predicted in cases:
             steps, refused = run_workload(
                 workers, setup, contenders, batches, folder=folder, memory_limit_bytes=_own_limit(profile, limit),
                 tell=lambda said, name=name: click.echo(f"{name}: {said}", err=True),
             )  # fmt: skip
-            result = {"name": name, "nodes": 1, **summarize(contenders, steps, refused), "pruned": pruned}
+            result = {"name": name, "nodes": num_nodes, **summarize(contenders, steps, refused), "pruned": pruned}
             for entry in result["runs"]:
                 entry["predicted_step_s"] = predicted.get(entry["name"])
             results.append(result)
@@ -115,6 +130,7 @@ def bench_train(
                 "format": "hotspa bench train",
                 "model": sizes.name,
                 "num_ranks": num_ranks,
+                "link_mbit": link,
                 "machine": profile.machine.name,
                 "rounds": rounds,
                 "batch_tokens": batch_tokens,
@@ -123,6 +139,16 @@ def bench_train(
                 "seconds": time.perf_counter() - started_s,
                 "workloads": results,
             },
+        )
+
+
+def _check_nodes(profile: Profile, num_ranks: int, num_nodes: int) -> None:
+    per_node = num_ranks // num_nodes
+    profile.check_ranks(num_ranks, per_node)
+    if profile.machine.ranks_per_node != per_node:
+        raise ValueError(
+            f"the profile was measured with {profile.machine.ranks_per_node} ranks a node, but {per_node} were asked for; "
+            "measure again with the same --nodes and --link-mbit"
         )
 
 
@@ -215,7 +241,7 @@ def _print(result: dict[str, Any], print_table: Any) -> None:
              "–" if predicted is None else f"{predicted / mean_s:.2f}", f"{entry['loss']:.5g}"]
         )  # fmt: skip
     columns = ("run", "tokens/s", "padding", "switching", "GB a rank", "predicted / measured", "loss")
-    print_table(f"{result['name']}, {result['nodes']} node", columns, rows)
+    print_table(f"{result['name']}, {result['nodes']} node{'s' if result['nodes'] > 1 else ''}", columns, rows)
     for key, said in (("hot_over_best_static", "the best static"), ("hot_over_stock", "the best stock run")):
         if result[key] is not None:
             low, high = result[f"{key}_range"]

@@ -45,15 +45,19 @@ def print_plan(plan: Plan, model: StepModel) -> None:
     )
     chosen = plan.chosen.pool
     gigabytes = [
-        [str(e), *(f"{b / 1e9:.1f}" for b in (m.home_bytes, m.slab_bytes, m.staging_bytes, m.activation_bytes,
+        [str(e), *(_gigabytes(b) for b in (m.home_bytes, m.slab_bytes, m.staging_bytes, m.activation_bytes,
                                                m.reserved_bytes, m.total_bytes)), f"{tokens:,}"]
         for e, m, tokens in zip(chosen.entries, model.bucket_memory(chosen), chosen.micro_batch_tokens, strict=True)
     ]  # fmt: skip
     columns = ("bucket", "home", "slab", "staging", "activations", "reserved", "total", "tokens that fit")
-    print_table(f"memory of a rank in GB, of {model.memory.limit_bytes / 1e9:.1f}", columns, gigabytes)
+    print_table(f"memory of a rank in GB, of {_gigabytes(model.memory.limit_bytes)}", columns, gigabytes)
     for note in notes(plan, model):
         click.echo(f"note: {note}")
     click.echo(advice(plan))
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f}" if num_bytes == 0 or num_bytes >= 1e9 else f"{num_bytes / 1e9:.2g}"
 
 
 def advice(plan: Plan) -> str:

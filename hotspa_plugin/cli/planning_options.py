@@ -43,6 +43,30 @@ recompute_option = click.option(
     help="Consider full activation recomputation, for static strategies too.",
 )
 
+nodes_option = click.option(
+    "--nodes",
+    "num_nodes",
+    type=click.IntRange(min=1, max=2),
+    default=1,
+    show_default=True,
+    help="2: the ranks live in two network namespaces (needs root).",
+)
+link_option = click.option(
+    "--link-mbit",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="M",
+    help="Speed of the link between two nodes, in Mbit/s.",
+)
+
+
+def checked_link(num_nodes: int, link_mbit: float | None, num_ranks: int) -> float | None:
+    """The link between the nodes, None for one node. ValueError where options contradict each other."""
+    if (num_nodes == 2) != (link_mbit is not None):
+        raise ValueError("--nodes 2 and --link-mbit belong together: give both or none")
+    if num_ranks % num_nodes:
+        raise ValueError(f"--ranks {num_ranks} do not divide among {num_nodes} nodes: use an even number")
+    return link_mbit
+
 
 def memory_limit_bytes(memory_limit_gb: float | None) -> int | None:
     return None if memory_limit_gb is None else round(memory_limit_gb * 1e9)

@@ -242,7 +242,7 @@ def _build_profile(
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
     item_bytes = {"float32": 4, "bfloat16": 2}[request.sizes.dtype]
     memory = MemoryFigures(
-        device_bytes=rank_memory_bytes(per_node),
+        device_bytes=rank_memory_bytes(num_ranks),
         reserved_bytes=reserved_bytes,
         parameter_bytes=item_bytes,
         optimizer_bytes=8 if item_bytes == 4 else 12,
