@@ -88,7 +88,7 @@ def bench_train(
     for name in workloads:
         batches = workload_batches(name, rounds + 1, batch_tokens=batch_tokens, longest_tokens=longest, seed=seed)
         contenders, pruned, predicted = _choose(
-            profile, num_ranks, name, batch_tokens, longest, pool_spec, home, limit, recompute, seed
+            profile, num_ranks, name, batches, batch_tokens, longest, pool_spec, home, limit, recompute, seed
         )
         cases.append((name, batches, contenders, pruned, predicted))
         for strategy, why in pruned.items():
@@ -158,12 +158,12 @@ def _own_limit(profile: Profile, limit: int | None) -> int | None:
 
 
 def _choose(
-    profile: Profile, num_ranks: int, workload: str, batch_tokens: int, longest: int, pool_spec: str, home: str | None,
-    limit: int | None, recompute: bool, seed: int,
+    profile: Profile, num_ranks: int, workload: str, batches: list[Any], batch_tokens: int, context: int, pool_spec: str,
+    home: str | None, limit: int | None, recompute: bool, seed: int,
 ) -> tuple[list[Contender], dict[str, str], dict[str, float]]:  # fmt: skip
     """(contenders, static strategies left out and why, predicted step seconds), all fixed before measuring.
 
-    Plans from batches of the same workload but of another seed.
+    Plans from batches of the same workload but of another seed; of the measured ones only the longest length is known.
     """
     from hotspa_plugin.integrations.megatron.bench_train import Contender
     from hotspa_plugin.search import BatchAssigner, StepModel, candidate_strategies, check_lengths, make_plan, predict
@@ -173,8 +173,9 @@ def _choose(
     model = StepModel(profile, num_ranks=num_ranks, memory_limit_bytes=limit)
     modes = shared.recompute_modes(recompute)
     candidates = candidate_strategies(profile, num_ranks, recompute=modes)
+    drawn = workload_batches(workload, 24, batch_tokens=batch_tokens, longest_tokens=context, seed=seed + 1)
+    longest = max(int(lengths.max()) for lengths in (*drawn, *batches))
     check_lengths(model, candidates, longest)
-    drawn = workload_batches(workload, 24, batch_tokens=batch_tokens, longest_tokens=longest, seed=seed + 1)
     contenders: list[Contender] = []
     predicted: dict[str, float] = {}
     left_out: dict[str, str] = {}
@@ -213,12 +214,16 @@ def _choose(
     def row_s(spec: str) -> float:  # seconds of full rows, for as many of them as a batch has on average
         strategy = static[spec].pool.home
         num_rows = sum(map(len, drawn)) / len(drawn)
-        full = profile.stage(strategy).cost.packed_s([longest])
+        full = profile.stage(strategy).cost.packed_s([context])
         return full * (max(1.0, num_rows / strategy.dp) + strategy.pp - 1)
 
-    best = static[min(static, key=row_s)].pool
+    holding = [spec for spec in static if static[spec].pool.micro_batch_tokens[0] >= context]
+    if not holding:
+        left_out["stock"] = f"no strategy holds rows of {context} tokens in memory"
+        return contenders, left_out, predicted
+    best = static[min(holding, key=row_s)].pool
     for packing in ("padded", "packed"):
-        assigner = StockAssigner(num_replicas=best.home.dp, context_tokens=longest, packing=packing)
+        assigner = StockAssigner(num_replicas=best.home.dp, context_tokens=context, packing=packing)
         contenders.append(
             Contender(name=f"stock {packing} {best.home}", kind="stock", pool=best.strategy_pool, assigner=assigner,
                       packing=packing)

@@ -117,7 +117,8 @@ def make_plan(
     candidates = candidate_strategies(model.profile, model.num_ranks, recompute=recompute)
     check_lengths(model, candidates, longest)
     search = PoolSearch(model, candidates, search_batches)
-    statics, pools = search.static(), search.hot()
+    statics = search.static()
+    pools = [found for found in search.hot() if _mixes(found.pool, check_batches)]
     if not statics:
         check_lengths(model, candidates, longest)
 
@@ -148,6 +149,12 @@ def make_plan(
         num_feasible=len(statics),
         num_pools_compared=len(pools),
     )
+
+
+def _mixes(pool: PlannedPool, batches: Sequence[np.ndarray]) -> bool:
+    """Whether some batch fills two buckets; where none does, a pool is a static strategy that keeps its state elsewhere."""
+    bounds = [entry.bound_tokens for entry in pool.entries]
+    return any(len(np.unique(np.searchsorted(bounds, lengths, side="left"))) > 1 for lengths in batches)
 
 
 def refine_bounds(
