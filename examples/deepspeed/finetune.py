@@ -22,7 +22,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import hotspa_plugin.deepspeed  # noqa: F401  honours the "hotspa" block; without one nothing changes
 
-MODULES = ("argparse", "ast", "collections", "dataclasses", "difflib", "inspect", "json", "logging", "pathlib", "statistics")
+MODULES = (
+    "argparse",
+    "ast",
+    "collections",
+    "dataclasses",
+    "difflib",
+    "inspect",
+    "json",
+    "logging",
+    "pathlib",
+    "statistics",
+)
 END = 256  # one token more than there are bytes
 IGNORED = -100
 
@@ -43,7 +54,7 @@ def make_conversations(longest: int) -> list[dict[str, list[int]]]:
                 if answer:
                     asked = list(f"{question.format(name)}\n".encode())
                     tokens = [*asked, *answer.encode(), END][:longest]
-                    conversations.append({"input_ids": tokens, "labels": [IGNORED] * len(asked) + tokens[len(asked):]})
+                    conversations.append({"input_ids": tokens, "labels": [IGNORED] * len(asked) + tokens[len(asked) :]})
     return conversations
 
 
@@ -96,8 +107,11 @@ def main() -> None:
     engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
     if dist.get_rank() == 0:
         lengths = sorted(len(item["input_ids"]) for item in conversations)
-        print(f"{len(lengths)} conversations of {lengths[0]} to {lengths[-1]} tokens, half of them below "
-              f"{lengths[len(lengths) // 2]}", flush=True)
+        print(
+            f"{len(lengths)} conversations of {lengths[0]} to {lengths[-1]} tokens, half of them below "
+            f"{lengths[len(lengths) // 2]}",
+            flush=True,
+        )
     order = torch.Generator().manual_seed(1)
     for step in range(args.steps):
         chosen = torch.randperm(len(conversations), generator=order)[: args.batch].tolist()
@@ -105,7 +119,10 @@ def main() -> None:
         loss = train_step(engine, [conversations[index] for index in chosen])
         if dist.get_rank() == 0:
             num_tokens = sum(len(conversations[index]["input_ids"]) for index in chosen)
-            print(f"step {step}: loss {loss:.6f}, {num_tokens / (time.perf_counter() - started_s):.0f} tokens/s", flush=True)
+            print(
+                f"step {step}: loss {loss:.6f}, {num_tokens / (time.perf_counter() - started_s):.0f} tokens/s",
+                flush=True,
+            )
     dist.destroy_process_group()
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from hotspa_plugin.integrations.megatron.bench_train import Contender
 
 BENCH = "hotspa_plugin.integrations.megatron.bench_train:run_workload"
-HOPELESS = 1.5  # a static strategy that is predicted so much slower than the fastest, beyond the profile's error, is left out
+# A static strategy that is predicted so much slower than the fastest one, beyond the profile's error, is left out.
+HOPELESS = 1.5
 
 
 @click.command("train")
@@ -147,8 +148,8 @@ def _check_nodes(profile: Profile, num_ranks: int, num_nodes: int) -> None:
     profile.check_ranks(num_ranks, per_node)
     if profile.machine.ranks_per_node != per_node:
         raise ValueError(
-            f"the profile was measured with {profile.machine.ranks_per_node} ranks a node, but {per_node} were asked for; "
-            "measure again with the same --nodes and --link-mbit"
+            f"the profile was measured with {profile.machine.ranks_per_node} ranks a node, but {per_node} were "
+            "asked for; measure again with the same --nodes and --link-mbit"
         )
 
 
@@ -158,8 +159,8 @@ def _own_limit(profile: Profile, limit: int | None) -> int | None:
 
 
 def _choose(
-    profile: Profile, num_ranks: int, workload: str, batches: list[Any], batch_tokens: int, context: int, pool_spec: str,
-    home: str | None, limit: int | None, recompute: bool, seed: int,
+    profile: Profile, num_ranks: int, workload: str, batches: list[Any], batch_tokens: int, context: int,
+    pool_spec: str, home: str | None, limit: int | None, recompute: bool, seed: int,
 ) -> tuple[list[Contender], dict[str, str], dict[str, float]]:  # fmt: skip
     """(contenders, static strategies left out and why, predicted step seconds), all fixed before measuring.
 
@@ -192,8 +193,9 @@ def _choose(
     best_s = min(p.mean.total_s for p in static.values())
     for name, prediction in sorted(static.items(), key=lambda item: item[1].mean.total_s):
         predicted[name] = prediction.mean.total_s
-        if prediction.mean.total_s > hopeless * best_s:
-            left_out[name] = f"predicted {prediction.mean.total_s / best_s:.2f} times slower than the fastest static one"
+        slower = prediction.mean.total_s / best_s
+        if slower > hopeless:
+            left_out[name] = f"predicted {slower:.2f} times slower than the fastest static one"
             continue
         pool = prediction.pool
         assigner = BatchAssigner(model.options(pool))

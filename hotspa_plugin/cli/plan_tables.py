@@ -22,7 +22,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     click.echo(title)
     for row in (columns, *rows):
-        cells = [cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[0] = row[0].ljust(widths[0])
         click.echo(("  " + "  ".join(cells)).rstrip())
 
 
@@ -143,7 +144,8 @@ def print_simulated(result: Simulated) -> None:
             rows.append([f"{name}, does not fit", entries, "", *["–"] * len(TIME_COLUMNS)])
         else:
             rows.append([name, entries, str(paper.prediction.pool.home), *time_cells(paper.prediction.mean)])
-    for name, best in (("ours, fixed bounds", plan.hot[0] if plan.hot else None), ("ours, per batch", plan.hot_per_batch)):
+    fixed = plan.hot[0] if plan.hot else None
+    for name, best in (("ours, fixed bounds", fixed), ("ours, per batch", plan.hot_per_batch)):
         if best is not None:
             rows.append([name, str(best.pool), str(best.pool.home), *time_cells(best.mean)])
     title = (

@@ -34,7 +34,7 @@ slab_gradients_option = click.option(
     type=click.Choice(["fp32", "bf16"]),
     default="fp32",
     show_default=True,
-    help="Type of the gradients of strategies other than home; training accumulates in fp32, bf16 takes half the memory.",
+    help="Gradients of strategies other than home. Training accumulates in fp32; bf16 would take half the memory.",
 )
 recompute_option = click.option(
     "--recompute/--no-recompute",

@@ -21,7 +21,7 @@ WANTED_ERROR = 0.1  # of the fits on unseen lengths
 @click.option("--model", "model_name", required=True, metavar="NAME|FILE", help="A preset or a configuration file.")
 @options.ranks_option
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("profile.json"), show_default=True, help="The profile to write."
+    "--out", type=click.Path(path_type=Path), default=Path("profile.json"), show_default=True, help="File to write."
 )
 @click.option("--longest", type=click.IntRange(min=256), default=4096, show_default=True, metavar="TOKENS",
               help="Longest sequence to measure.")  # fmt: skip
@@ -136,5 +136,7 @@ def _print(found) -> None:
     bad = [s for s in found.stages if max(s.time_error, s.memory_error) > WANTED_ERROR]
     if bad:
         names = ", ".join(str(s.strategy) for s in bad)
-        click.echo(f"note: fits are off by more than {WANTED_ERROR:.0%} for {names}; a quieter machine or more --repeats help",
-                   err=True)  # fmt: skip
+        click.echo(
+            f"note: fits are off by more than {WANTED_ERROR:.0%} for {names}; a quieter machine or more --repeats help",
+            err=True,
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from hotspa_plugin.resharding.plan import DESTINATION, SOURCE, ReshardPlan
 from hotspa_plugin.resharding.round_cuts import item_sizes
 from hotspa_plugin.resharding.rounds import Places, Round, StagingLayout, carried, rounds_of_rank, staging_layout
+from hotspa_plugin.resharding.side_stream import SideStream
 from hotspa_plugin.resharding.transports.protocol import Message, Transport
 
 
@@ -73,24 +75,52 @@ class _Steps:
 
 
 class ReshardHandle:
-    """A run under way. ``wait`` finishes it; ``advance`` takes it one step further."""
+    """A run under way. ``wait`` finishes it; ``advance`` takes it one step further.
 
-    def __init__(self, steps: Iterator[None], stats: ReshardStats) -> None:
+    On CUDA all work is on a stream of its own; ``wait`` makes the current stream wait for it.
+    """
+
+    def __init__(self, steps: Iterator[None], stats: ReshardStats, stream: SideStream) -> None:
         self._steps = steps
         self._stats = stats
+        self._stream = stream
         self._done = False
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        stream.follow_current()
         self.advance()
 
     def advance(self) -> bool:
         """Finishes the exchange that is under way and starts the next one; False when all is done."""
-        if not self._done and next(self._steps, True):
-            self._done = True
+        if not self._done:
+            with self._stream.current():
+                self._done = next(self._steps, True) is True
         return not self._done
 
+    def continue_in_background(self) -> ReshardHandle:
+        """Lets a thread take all further steps; until ``wait`` the caller must leave the transport's group alone."""
+        if self._thread is None and not self._done:
+            self._thread = threading.Thread(target=self._finish, name="reshard", daemon=True)
+            self._thread.start()
+        return self
+
+    def _finish(self) -> None:
+        try:
+            while self.advance():
+                pass
+        except BaseException as error:  # noqa: BLE001 (handed to the thread that waits)
+            self._error = error
+
     def wait(self) -> ReshardStats:
-        """Returns when everything has been received and written."""
+        """Returns when everything has been received and written (on CUDA: is in the current stream's past)."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            raise self._error
         while self.advance():
             pass
+        self._stream.join_current()
         return self._stats
 
 
@@ -103,6 +133,9 @@ class ReshardExecutor:
     Runs of contiguous elements are sent from and received into their place; the rest goes through ``staging``,
     at most ``memory_budget_bytes`` of it, for which the plan is cut into rounds. Additions into one element
     happen in order of their source rank, local ones included.
+
+    With ``wire_dtype`` (the same on every rank) elements travel between ranks in that dtype and are converted at
+    both ends, such as bf16 for fp32 gradients: sums stay in the tensors' own dtype.
 
     Raises ValueError for a missing tensor, for one that is too small or of another dtype than its counterpart,
     and for a budget that is too small.
@@ -118,19 +151,24 @@ class ReshardExecutor:
         memory_budget_bytes: int | None = None,
         *,
         staging: StagingBuffer | None = None,
+        wire_dtype: torch.dtype | None = None,
     ) -> None:
         self._plan = plan
         self._rank = rank
         self._transport = transport
         self._sides = (dict(source), dict(destination))
         self._staging = staging or StagingBuffer()
+        self._wire_dtype = wire_dtype
         self._dtypes = self._check_tensors(memory_budget_bytes)
         tensors = [*source.values(), *destination.values()]
         self._device = tensors[0].device if tensors else torch.device("cpu")
-        stage_all = self._overlaps()
-        self._rounds = rounds_of_rank(plan, rank, memory_budget_bytes=memory_budget_bytes, stage_all=stage_all)
-        self._stage_locals = stage_all
-        if stage_all and len(self._rounds) > plan.num_hops:
+        self._stream = SideStream(self._device)
+        self._stage_locals = self._overlaps()
+        self._rounds = rounds_of_rank(
+            plan, rank, memory_budget_bytes=memory_budget_bytes, converted=wire_dtype is not None,
+            stage_all=self._stage_locals or wire_dtype is not None,
+        )
+        if self._stage_locals and len(self._rounds) > plan.num_hops:
             raise ValueError(
                 "source and destination share storage: such a switch must fit in one round, give it more memory"
             )
@@ -138,7 +176,11 @@ class ReshardExecutor:
         for tensor, dtype in self._dtypes.items():
             sizes[tensor] = dtype.itemsize
         self._item_sizes = sizes
-        self._needed = [staging_layout(r, sizes, stage_locals=stage_all) for r in self._rounds]
+        self._wire_sizes = sizes if wire_dtype is None else np.full_like(sizes, wire_dtype.itemsize)
+        self._needed = [
+            staging_layout(r, self._wire_sizes, local_item_size=sizes if self._stage_locals else None)
+            for r in self._rounds
+        ]
         self._predicted = max((needed.num_bytes for needed in self._needed), default=0)
 
     # ---- checks
@@ -173,7 +215,8 @@ class ReshardExecutor:
         if memory_budget_bytes is not None:
             sizes = item_sizes(plan)
             assumed = dict(zip(plan.cells.tensor.tolist(), sizes[plan.cells.group].tolist(), strict=True))
-            for tensor, dtype in dtypes.items():
+            for tensor, own_dtype in dtypes.items():
+                dtype = self._wire_dtype or own_dtype
                 if dtype.itemsize > assumed.get(tensor, dtype.itemsize):
                     raise ValueError(
                         f"tensor {plan.source.tensors[tensor].name} moves as {dtype}, wider than the memory budget "
@@ -216,8 +259,8 @@ class ReshardExecutor:
         late: list[tuple[int, int, int, _Copy]] = []  # source rank, row, receive, copy
         filled: dict[tuple, torch.Tensor] = {}
 
-        def staged(offset: int, tensor: int, count: int) -> torch.Tensor:
-            dtype = self._dtypes[tensor]
+        def staged(offset: int, tensor: int, count: int, dtype: torch.dtype | None = self._wire_dtype) -> torch.Tensor:
+            dtype = dtype or self._dtypes[tensor]
             return buffer.as_strided((count * dtype.itemsize,), (1,), offset).view(dtype)
 
         def parts(line: torch.Tensor, rows: Sequence[int], places: Places) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
@@ -253,7 +296,7 @@ class ReshardExecutor:
             target = self._view(round_, round_.destination, row, flat=flat)
             origin = self._view(round_, round_.source, row, flat=flat)
             if self._stage_locals:
-                line = staged(needed.local_rows[row], int(moves.tensor[row]), int(moves.num_elements[row]))
+                line = staged(needed.local_rows[row], int(moves.tensor[row]), int(moves.num_elements[row]), None)
                 set_aside.append((line.view(origin.shape), origin))
                 origin = line.view(origin.shape)
             if self._plan.accumulate or self._stage_locals:
@@ -276,7 +319,7 @@ class ReshardExecutor:
         """Starts a run and returns while its first exchange is under way."""
         self._staging.reserve(self._predicted, self._device)
         stats = dataclasses.replace(self.moved, peak_extra_bytes=self._staging.held_bytes)
-        return ReshardHandle(self._run_steps(), stats)
+        return ReshardHandle(self._run_steps(), stats, self._stream)
 
     def run(self) -> ReshardStats:
         """Runs the plan once."""
@@ -306,10 +349,11 @@ class ReshardExecutor:
         for round_ in self._rounds:
             moves = round_.moves
             num_bytes = moves.num_elements * self._item_sizes[moves.tensor]
+            wire_bytes = moves.num_elements * self._wire_sizes[moves.tensor]
             is_sent, is_received = moves.source_rank == self._rank, moves.destination_rank == self._rank
             local += int(num_bytes[is_sent & is_received].sum())
-            sent += int(num_bytes[is_sent & ~is_received].sum())
-            received += int(num_bytes[is_received & ~is_sent].sum())
+            sent += int(wire_bytes[is_sent & ~is_received].sum())
+            received += int(wire_bytes[is_received & ~is_sent].sum())
         return ReshardStats(
             local_bytes=local,
             sent_bytes=sent,

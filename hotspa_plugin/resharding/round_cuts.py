@@ -45,11 +45,13 @@ def item_sizes(plan: ReshardPlan) -> np.ndarray:
     return np.maximum(sizes, 4) if plan.accumulate else sizes
 
 
-def cut_rounds(plan: ReshardPlan, hop: int, memory_budget_bytes: int | None) -> np.ndarray:
+def cut_rounds(
+    plan: ReshardPlan, hop: int, memory_budget_bytes: int | None, *, stage_all: bool = False
+) -> np.ndarray:
     """Positions that cut a hop into rounds, ascending: one round without a budget.
 
     Rounds end where cells end, except where one cell alone exceeds the budget. All contributions to one element
-    fall into one round. Raises ValueError where one row of a tensor exceeds the budget.
+    fall into one round. With ``stage_all`` every element between ranks counts as staged. Raises ValueError where one row of a tensor exceeds the budget.
     """
     cells = plan.cells
     end = int(cells.start[-1])
@@ -60,6 +62,8 @@ def cut_rounds(plan: ReshardPlan, hop: int, memory_budget_bytes: int | None) -> 
     route, cell, elements = _rows(plan, routes)
     weight = item_sizes(plan)[cells.group[cell]] * elements
     sent, received = _staged_at_both_ends(plan, routes, route, cell, elements)
+    if stage_all:
+        sent, received = np.ones_like(sent), np.ones_like(received)
     loads = _loads(plan, routes, route, cell, weight * sent, weight * received)
     cuts, at = [0], 0
     while at < len(cells.tensor):

@@ -131,19 +131,25 @@ def _in_turn(messages: list[MessageRows], rank: int, num_ranks: int, *, step: in
 
 
 def rounds_of_rank(
-    plan: ReshardPlan, rank: int, *, memory_budget_bytes: int | None = None, stage_all: bool = False
+    plan: ReshardPlan,
+    rank: int,
+    *,
+    memory_budget_bytes: int | None = None,
+    stage_all: bool = False,
+    converted: bool = False,
 ) -> list[Round]:
     """The rounds that ``rank`` runs, in order; equally many on every rank.
 
     ``memory_budget_bytes`` bounds what any rank stages in a round. ``stage_all`` packs every row that is sent, for
-    sources whose storage overlaps the destination's.
+    sources whose storage overlaps the destination's. ``converted``, the same on every rank, says that all messages are
+    staged because they travel in another dtype.
     Raises ValueError where the budget is smaller than the plan's smallest possible round.
     """
     found = []
     routes = plan.routes
     mine = (routes.source_rank == rank) | (routes.destination_rank == rank)
     for hop in range(plan.num_hops):
-        cuts = cut_rounds(plan, hop, memory_budget_bytes)
+        cuts = cut_rounds(plan, hop, memory_budget_bytes, stage_all=converted)
         ours = routes.select(mine & (routes.hop == hop))
         for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
             inside = clip(ours, int(start), int(stop))
@@ -201,18 +207,21 @@ def carried(round_: Round, message: MessageRows) -> tuple:
     )
 
 
-def staging_layout(round_: Round, item_size_of_tensor: np.ndarray, *, stage_locals: bool = False) -> StagingLayout:
+def staging_layout(
+    round_: Round, item_size_of_tensor: np.ndarray, *, local_item_size: np.ndarray | None = None
+) -> StagingLayout:
     """Places all staged messages of a round one after the other, wider elements first: aligned and without gaps.
 
-    ``item_size_of_tensor`` gives bytes per element, by the plan's source tensors.
+    ``item_size_of_tensor`` gives bytes per element of messages, by the plan's source tensors, and
+    ``local_item_size`` those of local rows, where these must be staged too.
     """
     wanted: list[tuple[int, int, dict, object]] = []
     sends: dict[tuple, int] = {}
     receives: dict[int, int] = {}
     local: dict[int, int] = {}
 
-    def add(table: dict, key: object, row: int, count: int) -> None:
-        size = int(item_size_of_tensor[round_.moves.tensor[row]])
+    def add(table: dict, key: object, row: int, count: int, sizes: np.ndarray = item_size_of_tensor) -> None:
+        size = int(sizes[round_.moves.tensor[row]])
         table[key] = -1
         wanted.append((size, size * count, table, key))
 
@@ -222,10 +231,10 @@ def staging_layout(round_: Round, item_size_of_tensor: np.ndarray, *, stage_loca
     for index, message in enumerate(round_.receives):
         if message.staged:
             add(receives, index, message.rows[0], message.num_elements)
-    if stage_locals:
+    if local_item_size is not None:
         elements = round_.moves.num_elements
         for row in round_.local_rows.tolist():
-            add(local, row, row, int(elements[row]))
+            add(local, row, row, int(elements[row]), local_item_size)
     total = 0
     for _, num_bytes, table, key in sorted(wanted, key=lambda item: -item[0]):
         table[key] = total

@@ -1,4 +1,4 @@
-"""Two nodes on one machine: network namespaces joined by a link of a chosen speed, for measurements of what crosses nodes."""
+"""Two nodes on one machine: network namespaces joined by a link of a chosen speed, to measure what crosses nodes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class ThrottledNodes:
         try:
             for namespace in self.namespaces:
                 _run("ip", "netns", "add", namespace)
-            _run("ip", "-n", first, "link", "add", _INTERFACE, "type", "veth", "peer", "name", _INTERFACE, "netns", second)
+            _run("ip", "-n", first, "link", "add", _INTERFACE, "type", "veth",
+                 "peer", "name", _INTERFACE, "netns", second)  # fmt: skip
             for node, namespace in enumerate(self.namespaces):
                 _run("ip", "-n", namespace, "addr", "add", f"{self._address(node)}/24", "dev", _INTERFACE)
                 for interface in ("lo", _INTERFACE):

@@ -34,7 +34,10 @@ class Prediction:
         return np.array([step.total_s for step in self.steps])
 
 
-def predict(model: StepModel, pool: PlannedPool, batches: Sequence[np.ndarray], *, per_batch: bool = False) -> Prediction:
+def predict(
+    model: StepModel, pool: PlannedPool, batches: Sequence[np.ndarray], *, per_batch: bool = False
+) -> Prediction:
+    """The predicted steps of ``pool`` on ``batches``, by its bounds or with ``per_batch`` by each batch's own."""
     return Prediction(
         pool=pool, steps=tuple(model.step_time(pool, lengths, per_batch=per_batch) for lengths in batches)
     )
@@ -152,7 +155,7 @@ def make_plan(
 
 
 def _mixes(pool: PlannedPool, batches: Sequence[np.ndarray]) -> bool:
-    """Whether some batch fills two buckets; where none does, a pool is a static strategy that keeps its state elsewhere."""
+    """Whether some batch fills two buckets; else a pool is a static strategy that keeps its state elsewhere."""
     bounds = [entry.bound_tokens for entry in pool.entries]
     return any(len(np.unique(np.searchsorted(bounds, lengths, side="left"))) > 1 for lengths in batches)
 

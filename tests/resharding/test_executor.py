@@ -14,6 +14,7 @@ from hotspa_plugin.resharding.verifier import replay
 from tests.resharding.test_plans import POLICIES, pairs
 from tests.resharding.worlds import (
     LLAMA,
+    SMALL,
     assert_filled,
     box,
     fill,
@@ -40,7 +41,7 @@ def switch(plan, dtype=torch.float32, budget=None, times=1):
     return stats
 
 
-def flush(plan, budget=None):
+def flush(plan, budget=None, **options):
     """Flushes small integers (exact in any order) and returns home's gradients."""
     generator = torch.Generator().manual_seed(2)
     total = {spec.name: torch.zeros(spec.shape) for spec in plan.source.tensors}
@@ -58,7 +59,7 @@ def flush(plan, budget=None):
             if counted:
                 total[plan.source.tensors[shard.tensor].name][box(shard)] += values
             view(tensors, shard).copy_(values)
-    stats = run_loopback(plan, sources, homes, budget)
+    stats = run_loopback(plan, sources, homes, budget, **options)
     assert tp_copies_agree(plan.destination, homes)
     got = {spec.name: torch.zeros(spec.shape) for spec in plan.source.tensors}
     seen = set()
@@ -174,6 +175,25 @@ def test_shared_storage_is_read_before_it_is_overwritten():
         assert_filled(second, rank, destinations[rank], values)
     with pytest.raises(ValueError, match="share storage"):
         run_loopback(plan, sources, destinations, 500)
+
+
+@pytest.mark.parametrize("budget", [None, 3000])
+def test_gradients_may_travel_in_bf16_and_are_summed_in_fp32(budget):
+    home, strategy = layout(SMALL, 8, 2, 2, False), layout(SMALL, 8, 1, 1)
+    plan = build_flush_plan(strategy, home, build_switch_plan(home, strategy, node_of_rank=node_of_rank(8, 4)))
+    wide = flush(plan, budget)
+    narrow = flush(plan, budget, wire_dtype=torch.bfloat16)  # integers up to 50, and sums of few, fit bf16 exactly
+    assert sum(s.sent_bytes for s in wide) == 2 * sum(s.sent_bytes for s in narrow) > 0
+    assert [s.local_bytes for s in wide] == [s.local_bytes for s in narrow]
+    assert budget is None or max(s.peak_extra_bytes for s in narrow) <= budget
+
+
+def test_an_error_in_the_background_reaches_the_one_who_waits():
+    plan = build_switch_plan(layout(LLAMA, 2, 2, 1), layout(LLAMA, 2, 1, 1))
+    tensors = [local_tensors(one, 0, torch.float32, 0) for one in (plan.source, plan.destination)]
+    handle = ReshardExecutor(plan, 0, LoopbackWorld(2).transport(0), *tensors).start()
+    with pytest.raises(RuntimeError, match="rank 0 waits for a message that rank 1 has not sent"):
+        handle.continue_in_background().wait()
 
 
 def test_errors_name_the_tensor():

@@ -8,7 +8,9 @@ from hotspa_plugin.integrations.megatron import process as megatron_process
 from hotspa_plugin.runtime.run_record import Comparison, StepRecord
 
 
-def run_demo(config: TrainingConfig, *, num_ranks: int, include_all_static: bool = False, command: str = "") -> Comparison:
+def run_demo(
+    config: TrainingConfig, *, num_ranks: int, include_all_static: bool = False, command: str = ""
+) -> Comparison:
     """Trains ``config`` hot, then static; prints tables; leaves records and ``comparison.json`` in ``run.out``.
 
     Raises ValueError for what does not fit, before any process is started.

@@ -39,8 +39,8 @@ def examine_config(path: str | Path, *, num_ranks: int | None = None) -> Iterato
         yield finding(KEY, "note", f"the block {why}: DeepSpeed trains as without the plugin")
         return
     pool = block.parse_pool()
-    yield finding(KEY, "ok", f"active where hotspa_plugin.deepspeed is imported, or its initialize is called: pool {pool}, "
-                             f"home {pool.home}")  # fmt: skip
+    active = "active where hotspa_plugin.deepspeed is imported, or its initialize is called"
+    yield finding(KEY, "ok", f"{active}: pool {pool}, home {pool.home}")
     if num_ranks is not None:
         try:
             pool.check(world_size=num_ranks)
@@ -52,8 +52,8 @@ def examine_config(path: str | Path, *, num_ranks: int | None = None) -> Iterato
         yield finding(subject, "problem", text)
     stage = (config.get("zero_optimization") or {}).get("stage", 0)
     if stage and stage >= 2:
-        yield finding("zero_optimization.stage", "note", f"{stage} saves little more than 1: home's weights and gradients stay "
-                                                         "whole on every rank")  # fmt: skip
+        stays = "home's weights and gradients stay whole on every rank"
+        yield finding("zero_optimization.stage", "note", f"{stage} saves little more than 1: {stays}")
     for package, tested in _TESTED.items():
         try:
             version = importlib.metadata.version(package)

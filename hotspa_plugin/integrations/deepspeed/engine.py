@@ -87,8 +87,10 @@ class HotSwitchEngine:
     def backward(self, loss: torch.Tensor, **_: Any) -> torch.Tensor:
         """Accepts the loss that the engine itself returned; its gradient is there already."""
         if self._pending is None or loss is not self._pending:
-            raise ValueError("backward: hot switching computes gradients batch by batch, bucket by bucket, so only the loss "
-                             "that engine(batch) returned can be passed on, unchanged")
+            raise ValueError(
+                "backward: hot switching computes gradients batch by batch, bucket by bucket, so only the loss "
+                "that engine(batch) returned can be passed on, unchanged"
+            )
         return loss
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
@@ -132,8 +134,10 @@ class HotSwitchEngine:
 
     def _accumulate(self, batch: Any) -> torch.Tensor:
         if self._pending is not None:
-            raise ValueError("the gradient of the batch before waits for engine.step(): one call takes a whole global batch, so "
-                             "there are no further batches to accumulate")
+            raise ValueError(
+                "the gradient of the batch before waits for engine.step(): one call takes a whole global batch, so "
+                "there are no further batches to accumulate"
+            )
         loss = self._run(batch, forward_only=False)
         self._pending = loss
         return loss
@@ -141,7 +145,11 @@ class HotSwitchEngine:
     def _run(self, batch: Any, *, forward_only: bool) -> torch.Tensor:
         step = self.deepspeed_engine.global_steps
         batch = as_global_batch(
-            batch, step=step, per_rank=self.block.batch == "per_rank", vocab_size=self._family.vocab_size, device=self._device
+            batch,
+            step=step,
+            per_rank=self.block.batch == "per_rank",
+            vocab_size=self._family.vocab_size,
+            device=self._device,
         )
         if not forward_only:
             self.weights.zero_gradients()
@@ -171,7 +179,9 @@ class HotSwitchEngine:
         state = {**(client_state or {}), _CLIENT_STATE: self._state()}
         return self.deepspeed_engine.save_checkpoint(save_dir, tag=tag, client_state=state, **options)
 
-    def load_checkpoint(self, load_dir: str, tag: str | None = None, **options: Any) -> tuple[str | None, dict[str, Any]]:
+    def load_checkpoint(
+        self, load_dir: str, tag: str | None = None, **options: Any
+    ) -> tuple[str | None, dict[str, Any]]:
         """Loads what ``save_checkpoint`` wrote, under the same home; the rest of the pool may have changed.
 
         Returns (path, client state) as DeepSpeed does. Raises ValueError for another home, before anything is read.
@@ -205,9 +215,11 @@ class HotSwitchEngine:
             return
         saved = torch.load(path, map_location="cpu", weights_only=False, mmap=True).get(_CLIENT_STATE)
         if saved is not None and saved["home"] != str(self.pool.home):
-            raise ValueError(f"checkpoint {load_dir}/{tag} was saved with home {saved['home']}, this run has home "
-                             f"{self.pool.home}: set hotspa.home to {saved['home']}, or start from its exported weights "
-                             "(save_pretrained, or gather_parameters)")
+            raise ValueError(
+                f"checkpoint {load_dir}/{tag} was saved with home {saved['home']}, this run has home "
+                f"{self.pool.home}: set hotspa.home to {saved['home']}, or start from its exported weights "
+                "(save_pretrained, or gather_parameters)"
+            )
 
     # ------------------------------------------------------------ whole tensors
 
@@ -256,7 +268,9 @@ class HotSwitchEngine:
             if runner.label == str(self.pool.home):
                 continue
             switcher.enter(runner.label)
-            there, differing = gather_global(switcher.layout(runner.label), dist.get_rank(), self._family.parameters(runner.label))
+            there, differing = gather_global(
+                switcher.layout(runner.label), dist.get_rank(), self._family.parameters(runner.label)
+            )
             if home is not None:
                 names = [name for name in home if not torch.equal(home[name], there[name])]
                 wrong.update(dict.fromkeys(f"{name} under {runner.label}" for name in [*names, *differing]))

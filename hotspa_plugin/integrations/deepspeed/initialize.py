@@ -117,11 +117,15 @@ def _refuse_arguments(*, model: Any, mpu: Any, mesh_param: Any, collate_fn: Any)
     if model is None:
         raise ValueError("initialize: model is missing")
     if isinstance(model, deepspeed.PipelineModule):
-        raise ValueError("initialize: model is a PipelineModule (PipelineEngine), which hotspa cannot switch: pass the plain "
-                         "model; strategies with pp > 1 need a Megatron-core model builder")
+        raise ValueError(
+            "initialize: model is a PipelineModule (PipelineEngine), which hotspa cannot switch: pass the plain "
+            "model; strategies with pp > 1 need a Megatron-core model builder"
+        )
     for name, value in {"mpu": mpu, "mesh_param": mesh_param}.items():
         if value is not None:
-            raise ValueError(f"initialize: {name} is given, but hotspa makes the groups of all strategies itself: leave it out")
+            raise ValueError(
+                f"initialize: {name} is given, but hotspa makes the groups of all strategies itself: leave it out"
+            )
     if collate_fn is not None:
         raise ValueError("initialize: collate_fn is given, but hotspa lays out the sequences itself: leave it out")
 
@@ -183,9 +187,13 @@ def _initialize(
         device=device,
     )  # fmt: skip
     precision = {torch.float32: "fp32", torch.bfloat16: "bf16 with fp32 masters"}[dtype]
-    _announce(f"hotspa is active: pool {pool}, home {pool.home}, {block.packing} micro-batches, {precision}, ZeRO {stage}")
+    _announce(
+        f"hotspa is active: pool {pool}, home {pool.home}, {block.packing} micro-batches, {precision}, ZeRO {stage}"
+    )
     if stage >= 2:
-        _announce(f"hotspa: home's weights and gradients stay whole, so ZeRO {stage} saves little more than ZeRO 1 here")
+        _announce(
+            f"hotspa: home's weights and gradients stay whole, so ZeRO {stage} saves little more than ZeRO 1 here"
+        )
     return switching, engine_optimizer, loader, scheduler
 
 

@@ -43,8 +43,10 @@ class MegatronFamily:
             chunk.train()
             wrong = [name for name, p in chunk.named_parameters() if p.dtype is not dtype]
             if wrong:
-                raise ValueError(f"model: the builder makes parameter {wrong[0]} in another dtype than the configuration asks for "
-                                 f"({dtype}): set params_dtype, or the bf16 block")
+                raise ValueError(
+                    f"model: the builder makes parameter {wrong[0]} in another dtype than the configuration asks for "
+                    f"({dtype}): set params_dtype, or the bf16 block"
+                )
         self._home = self._states.modules(self.pool.home_index, chunks, chunks)
         self.home_layout = self._home.read_layout()
         self.trainable = {name: p.requires_grad for name, p in self._home.parameters.items()}

@@ -53,11 +53,13 @@ class RawExchange:
             copied += int(num_bytes[is_received & ~is_sent & ~round_.destination.contiguous].sum())
         self.copied_bytes = copied
         self._splits = received.tolist(), sent.tolist()
-        self._receive = torch.zeros(int(received.sum()), dtype=torch.uint8, device=device)
-        self._send = torch.zeros(int(sent.sum()), dtype=torch.uint8, device=device)
-        self._copy = torch.zeros(copied, dtype=torch.uint8, device=device), torch.ones(
-            copied, dtype=torch.uint8, device=device
-        )
+
+        def line(num_bytes: int) -> torch.Tensor:
+            # Memory that was never written would be read from one page of zeros, out of the cache.
+            return torch.empty(num_bytes, dtype=torch.uint8, device=device).fill_(rank + 1)
+
+        self._receive, self._send = line(int(received.sum())), line(int(sent.sum()))
+        self._copy = line(copied), line(copied)
 
     def all_to_all(self) -> None:
         """Moves the bytes between the ranks, from one buffer into one buffer."""

@@ -37,7 +37,10 @@ def test_absent_or_disabled(config):
         ({}, r"hotspa\.pool is missing"),
         ({**GOOD, "packng": "padded"}, r"hotspa\.packng is not a known key; did you mean 'packing'\?"),
         ({**GOOD, "xyz": 1}, r"hotspa\.xyz is not a known key; known are enabled, pool"),
-        ({**GOOD, "switch": {"memory_md": 5}}, r"hotspa\.switch\.memory_md is not a known key; did you mean 'memory_mb'"),
+        (
+            {**GOOD, "switch": {"memory_md": 5}},
+            r"hotspa\.switch\.memory_md is not a known key; did you mean 'memory_mb'",
+        ),
         ({**GOOD, "switch": {"memory_mb": -5}}, r"hotspa\.switch\.memory_mb is -5"),
         ({**GOOD, "enabled": "yes"}, r"hotspa\.enabled is \"yes\": Input should be a valid boolean"),
         ({**GOOD, "packing": "dense"}, r"hotspa\.packing is \"dense\""),
@@ -121,7 +124,10 @@ def test_engine_is_given_fp32_and_one_backward_pass():
         ({}, "train_batch_size is missing"),
         ({"train_batch_size": 0}, "train_batch_size is 0"),
         ({"train_batch_size": 7}, "not a multiple of home's 2"),
-        ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}, "correct or leave"),
+        (
+            {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2},
+            "correct or leave",
+        ),
     ],
 )
 def test_batch_sizes_that_do_not_add_up(config, message):
@@ -134,7 +140,11 @@ def test_doctor_says_what_would_happen(tmp_path):
 
     def examine(config: dict, **options) -> list[tuple[str, str]]:
         path.write_text(json.dumps(config))
-        return [(f.subject, f.status) for f in examine_config(path, **options) if f.subject not in ("deepspeed", "transformers")]
+        return [
+            (f.subject, f.status)
+            for f in examine_config(path, **options)
+            if f.subject not in ("deepspeed", "transformers")
+        ]
 
     assert examine({}) == [("hotspa", "note")]
     assert examine({"hotspa": {"pol": "tp1:4"}}) == [(str(path), "problem")]

@@ -48,7 +48,9 @@ def check_equal(actual: dict, expected: dict) -> None:
         assert (actual["weights"][name] - weight).abs().max() < 1e-5, name
 
 
-@pytest.mark.parametrize(("stage", "home", "packing"), [(0, "tp4", "packed"), (1, "tp2", "padded"), (2, "tp1", "packed")])
+@pytest.mark.parametrize(
+    ("stage", "home", "packing"), [(0, "tp4", "packed"), (1, "tp2", "padded"), (2, "tp1", "packed")]
+)
 def test_ten_steps_equal_one_process(workers, reference, stage, home, packing):
     config = work.ds_config(pool=POOL, stage=stage, block={"home": home, "packing": packing})
     actual = workers.run(f"{WORK}:train", family="llama", config=config, batches=BATCHES)[0]
@@ -90,7 +92,9 @@ def test_megatron_models_equal_one_process(workers, preset, stage, pool, home):
 def test_dropout_repeats_and_keeps_copies_equal(workers):
     config = work.ds_config(pool=POOL, stage=1, block={"home": "tp2"})
     runs = [
-        workers.run(f"{WORK}:train", family="llama", config=config, batches=BATCHES[:2], sizes={"attention_dropout": rate})[0]
+        workers.run(
+            f"{WORK}:train", family="llama", config=config, batches=BATCHES[:2], sizes={"attention_dropout": rate}
+        )[0]
         for rate in (0.2, 0.2, 0.0)
     ]
     assert runs[0]["differing"] == []

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import torch
 
-from hotspa_plugin import cpu
+from hotspa_plugin.integrations.megatron.process import prepare_process
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, build_trainer, make_batch
 
 from .checks import mostly_slow
@@ -58,7 +58,7 @@ def test_recomputation_draws_the_same_masks(workers, pool, recompute):
 
 def draw_masks(case):
     """This rank's place under the last strategy, and what it drew there: per micro-batch, hidden and attention masks."""
-    cpu.enable()
+    prepare_process()
     hidden, attention = [], []
     dropout, attend = torch.nn.functional.dropout, torch.nn.functional.scaled_dot_product_attention
 

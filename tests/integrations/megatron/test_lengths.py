@@ -80,3 +80,11 @@ def test_lengths_that_vary_through_a_pipeline(workers, home, packing):
 def test_a_tiny_model_at_its_bounds(workers, lengths):
     """Lengths equal to a bound belong to its bucket."""
     check(workers, "tp1:12 tp2:20 tp4:32", lengths=(lengths,), model_changes=NARROW)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("pool", ["tp4:16 pp4:32", "tp2pp2:16 tp4nosp:32"])
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-gpt"])
+def test_documents_that_share_a_row(workers, pool, model):
+    """With one replica both are packed together, and are trained as if each were alone."""
+    check(workers, pool, model=model, lengths=((3, 5), (5, 3), (1, 4, 1, 8), (17, 8, 7)))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hotspa_plugin import cpu
+from hotspa_plugin.integrations.megatron.process import prepare_process
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, make_spec
 
 from . import plain_torch
@@ -21,7 +21,7 @@ MODELS = {
 
 def compare(name, lengths):
     """(relative loss error, errors by tensor, whether documents alone add up) of the reference."""
-    cpu.enable()
+    prepare_process(on_cpu=True)
     from hotspa_plugin.integrations.megatron.reference import Reference, tensor_errors, whole_error
 
     changes = MODELS[name]

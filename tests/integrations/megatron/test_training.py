@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hotspa_plugin import cpu
+from hotspa_plugin.integrations.megatron.process import prepare_process
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, build_trainer, make_batch, make_spec
 
 from . import plain_torch
@@ -39,7 +39,7 @@ def train(case):
 
 
 def train_plainly(case, initial, learning_rates):
-    cpu.enable()
+    prepare_process(on_cpu=True)
     from hotspa_plugin.integrations.megatron.home import OptimizerSettings
 
     _, spec = make_spec(case, 4)

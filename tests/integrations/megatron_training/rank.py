@@ -38,6 +38,9 @@ def pretrain(
     from hotspa_plugin.integrations.megatron.megatron_training import cpu
 
     cpu.enable()
+    from hotspa_plugin.integrations.megatron.megatron_training import refusals
+
+    refusals._OTHERS_WAIT_S = 0.0  # no launcher ends these ranks early
     from tests.integrations.megatron_training import faults
     from tests.integrations.megatron_training.recorder import Recorder
 
