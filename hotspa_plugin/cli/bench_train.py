@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from hotspa_plugin.integrations.megatron.bench_train import Contender
 
 BENCH = "hotspa_plugin.integrations.megatron.bench_train:run_workload"
-HOPELESS = 1.5  # a static strategy that is predicted so much slower than the fastest, beyond the profile's error, is left out
+# A static strategy that is predicted so much slower than the fastest one, beyond the profile's error, is left out.
+HOPELESS = 1.5
 
 
 @click.command("train")
@@ -36,6 +37,8 @@ HOPELESS = 1.5  # a static strategy that is predicted so much slower than the fa
               help="Sequences are cut to this, which is the context of stock.")  # fmt: skip
 @shared.memory_limit_option
 @shared.recompute_option
+@shared.nodes_option
+@shared.link_option
 @options.seed_option
 @options.device_option
 @options.timeout_option
@@ -52,6 +55,8 @@ def bench_train(
     longest: int,
     memory_limit_gb: float | None,
     recompute: bool,
+    num_nodes: int,
+    link_mbit: float | None,
     seed: int,
     device: str,
     timeout_s: float,
@@ -66,6 +71,9 @@ def bench_train(
     """
     shared.check_output(json_path)
     options.refuse_torchrun("bench train")
+    link = shared.checked_link(num_nodes, link_mbit, num_ranks)
+    import numpy as np
+
     from hotspa_plugin.cli.plan_tables import print_table
     from hotspa_plugin.cost import read_profile
     from hotspa_plugin.search.workloads import workload_batches
@@ -75,35 +83,43 @@ def bench_train(
     given = shared.model_sizes(model, num_ranks=num_ranks, max_positions=longest, dtype=dtype)
     sizes = given.model_copy(update={"dtype": profile.model.dtype})  # the profile says which type was measured
     profile.check_model(sizes)
-    profile.check_ranks(num_ranks, num_ranks)
+    _check_nodes(profile, num_ranks, num_nodes)
     limit = shared.memory_limit_bytes(memory_limit_gb)
     cases = []
     for name in workloads:
         batches = workload_batches(name, rounds + 1, batch_tokens=batch_tokens, longest_tokens=longest, seed=seed)
         contenders, pruned, predicted = _choose(
-            profile, num_ranks, name, batch_tokens, longest, pool_spec, home, limit, recompute, seed
+            profile, num_ranks, name, batches, batch_tokens, longest, pool_spec, home, limit, recompute, seed
         )
         cases.append((name, batches, contenders, pruned, predicted))
         for strategy, why in pruned.items():
             click.echo(f"{name}: static {strategy} is left out: {why}")
     run_workload = options.entry_function(BENCH)
     from hotspa_plugin.integrations.megatron.bench_train import Setup, summarize
+    from hotspa_plugin.runtime.node_network import rank_networks
     from hotspa_plugin.runtime.worker_pool import WorkerPool
 
     options.warn_of_memory(num_ranks)
     results: list[dict[str, Any]] = []
     started_s = time.perf_counter()
-    setup = Setup(model=model, sizes=sizes, max_positions=longest, seed=seed)
+    per_node = num_ranks // num_nodes
+    setup = Setup(
+        model=model, sizes=sizes, max_positions=longest, seed=seed, node_of_rank=np.arange(num_ranks) // per_node
+    )
     with (
         tempfile.TemporaryDirectory(prefix="hotspa-bench-") as folder,
-        WorkerPool(num_ranks, device=device, collective_timeout_s=timeout_s, call_timeout_s=None) as workers,
-    ):
+        rank_networks(num_ranks, link) as networks,
+        WorkerPool(
+            num_ranks, device=device, collective_timeout_s=timeout_s, call_timeout_s=None, networks=networks,
+            env={"LOCAL_WORLD_SIZE": str(per_node)},
+        ) as workers,
+    ):  # fmt: skip
         for name, batches, contenders, pruned, predicted in cases:
             steps, refused = run_workload(
                 workers, setup, contenders, batches, folder=folder, memory_limit_bytes=_own_limit(profile, limit),
                 tell=lambda said, name=name: click.echo(f"{name}: {said}", err=True),
             )  # fmt: skip
-            result = {"name": name, "nodes": 1, **summarize(contenders, steps, refused), "pruned": pruned}
+            result = {"name": name, "nodes": num_nodes, **summarize(contenders, steps, refused), "pruned": pruned}
             for entry in result["runs"]:
                 entry["predicted_step_s"] = predicted.get(entry["name"])
             results.append(result)
@@ -115,6 +131,7 @@ def bench_train(
                 "format": "hotspa bench train",
                 "model": sizes.name,
                 "num_ranks": num_ranks,
+                "link_mbit": link,
                 "machine": profile.machine.name,
                 "rounds": rounds,
                 "batch_tokens": batch_tokens,
@@ -126,18 +143,28 @@ def bench_train(
         )
 
 
+def _check_nodes(profile: Profile, num_ranks: int, num_nodes: int) -> None:
+    per_node = num_ranks // num_nodes
+    profile.check_ranks(num_ranks, per_node)
+    if profile.machine.ranks_per_node != per_node:
+        raise ValueError(
+            f"the profile was measured with {profile.machine.ranks_per_node} ranks a node, but {per_node} were "
+            "asked for; measure again with the same --nodes and --link-mbit"
+        )
+
+
 def _own_limit(profile: Profile, limit: int | None) -> int | None:
     """What a run itself may take: the limit less what the process holds without it."""
     return None if limit is None else limit - profile.memory.reserved_bytes
 
 
 def _choose(
-    profile: Profile, num_ranks: int, workload: str, batch_tokens: int, longest: int, pool_spec: str, home: str | None,
-    limit: int | None, recompute: bool, seed: int,
+    profile: Profile, num_ranks: int, workload: str, batches: list[Any], batch_tokens: int, context: int,
+    pool_spec: str, home: str | None, limit: int | None, recompute: bool, seed: int,
 ) -> tuple[list[Contender], dict[str, str], dict[str, float]]:  # fmt: skip
     """(contenders, static strategies left out and why, predicted step seconds), all fixed before measuring.
 
-    Plans from batches of the same workload but of another seed.
+    Plans from batches of the same workload but of another seed; of the measured ones only the longest length is known.
     """
     from hotspa_plugin.integrations.megatron.bench_train import Contender
     from hotspa_plugin.search import BatchAssigner, StepModel, candidate_strategies, check_lengths, make_plan, predict
@@ -147,8 +174,9 @@ def _choose(
     model = StepModel(profile, num_ranks=num_ranks, memory_limit_bytes=limit)
     modes = shared.recompute_modes(recompute)
     candidates = candidate_strategies(profile, num_ranks, recompute=modes)
+    drawn = workload_batches(workload, 24, batch_tokens=batch_tokens, longest_tokens=context, seed=seed + 1)
+    longest = max(int(lengths.max()) for lengths in (*drawn, *batches))
     check_lengths(model, candidates, longest)
-    drawn = workload_batches(workload, 24, batch_tokens=batch_tokens, longest_tokens=longest, seed=seed + 1)
     contenders: list[Contender] = []
     predicted: dict[str, float] = {}
     left_out: dict[str, str] = {}
@@ -165,8 +193,9 @@ def _choose(
     best_s = min(p.mean.total_s for p in static.values())
     for name, prediction in sorted(static.items(), key=lambda item: item[1].mean.total_s):
         predicted[name] = prediction.mean.total_s
-        if prediction.mean.total_s > hopeless * best_s:
-            left_out[name] = f"predicted {prediction.mean.total_s / best_s:.2f} times slower than the fastest static one"
+        slower = prediction.mean.total_s / best_s
+        if slower > hopeless:
+            left_out[name] = f"predicted {slower:.2f} times slower than the fastest static one"
             continue
         pool = prediction.pool
         assigner = BatchAssigner(model.options(pool))
@@ -187,12 +216,16 @@ def _choose(
     def row_s(spec: str) -> float:  # seconds of full rows, for as many of them as a batch has on average
         strategy = static[spec].pool.home
         num_rows = sum(map(len, drawn)) / len(drawn)
-        full = profile.stage(strategy).cost.packed_s([longest])
+        full = profile.stage(strategy).cost.packed_s([context])
         return full * (max(1.0, num_rows / strategy.dp) + strategy.pp - 1)
 
-    best = static[min(static, key=row_s)].pool
+    holding = [spec for spec in static if static[spec].pool.micro_batch_tokens[0] >= context]
+    if not holding:
+        left_out["stock"] = f"no strategy holds rows of {context} tokens in memory"
+        return contenders, left_out, predicted
+    best = static[min(holding, key=row_s)].pool
     for packing in ("padded", "packed"):
-        assigner = StockAssigner(num_replicas=best.home.dp, context_tokens=longest, packing=packing)
+        assigner = StockAssigner(num_replicas=best.home.dp, context_tokens=context, packing=packing)
         contenders.append(
             Contender(name=f"stock {packing} {best.home}", kind="stock", pool=best.strategy_pool, assigner=assigner,
                       packing=packing)
@@ -215,7 +248,7 @@ def _print(result: dict[str, Any], print_table: Any) -> None:
              "–" if predicted is None else f"{predicted / mean_s:.2f}", f"{entry['loss']:.5g}"]
         )  # fmt: skip
     columns = ("run", "tokens/s", "padding", "switching", "GB a rank", "predicted / measured", "loss")
-    print_table(f"{result['name']}, {result['nodes']} node", columns, rows)
+    print_table(f"{result['name']}, {result['nodes']} node{'s' if result['nodes'] > 1 else ''}", columns, rows)
     for key, said in (("hot_over_best_static", "the best static"), ("hot_over_stock", "the best stock run")):
         if result[key] is not None:
             low, high = result[f"{key}_range"]

@@ -21,7 +21,7 @@ WANTED_ERROR = 0.1  # of the fits on unseen lengths
 @click.option("--model", "model_name", required=True, metavar="NAME|FILE", help="A preset or a configuration file.")
 @options.ranks_option
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("profile.json"), show_default=True, help="The profile to write."
+    "--out", type=click.Path(path_type=Path), default=Path("profile.json"), show_default=True, help="File to write."
 )
 @click.option("--longest", type=click.IntRange(min=256), default=4096, show_default=True, metavar="TOKENS",
               help="Longest sequence to measure.")  # fmt: skip
@@ -31,6 +31,8 @@ WANTED_ERROR = 0.1  # of the fits on unseen lengths
 @click.option("--dtype", type=click.Choice(["fp32", "bf16"]), help="[default: the configuration's, else fp32]")
 @click.option("--distributed-optimizer", is_flag=True, help="Shard optimizer state over data parallel.")
 @shared.recompute_option
+@shared.nodes_option
+@shared.link_option
 @options.device_option
 @options.timeout_option
 def profile(
@@ -43,6 +45,8 @@ def profile(
     dtype: str | None,
     distributed_optimizer: bool,
     recompute: bool,
+    num_nodes: int,
+    link_mbit: float | None,
     device: str,
     timeout_s: float,
 ) -> None:
@@ -53,6 +57,7 @@ def profile(
     """
     shared.check_output(out, "--out")
     options.refuse_torchrun("profile")
+    link = shared.checked_link(num_nodes, link_mbit, num_ranks)
     model, config_dtype = shared.read_model_config(model_name)
     sizes = shared.model_sizes(model, num_ranks=num_ranks, max_positions=longest, dtype=dtype or config_dtype)
     chosen = _strategies(strategies, sizes.shape(), num_ranks, shared.recompute_modes(recompute))
@@ -60,6 +65,7 @@ def profile(
     profile_rank = options.entry_function(PROFILE_RANK)
     from hotspa_plugin.cost import Profile
     from hotspa_plugin.integrations.megatron.profiling import ProfileRequest
+    from hotspa_plugin.runtime.node_network import rank_networks
     from hotspa_plugin.runtime.worker_pool import WorkerPool
 
     request = ProfileRequest(
@@ -72,7 +78,13 @@ def profile(
         distributed_optimizer=distributed_optimizer,
     )
     options.warn_of_memory(num_ranks)
-    with WorkerPool(num_ranks, device=device, collective_timeout_s=timeout_s, call_timeout_s=None) as workers:
+    with (
+        rank_networks(num_ranks, link) as networks,
+        WorkerPool(
+            num_ranks, device=device, collective_timeout_s=timeout_s, call_timeout_s=None, networks=networks,
+            env={"LOCAL_WORLD_SIZE": str(num_ranks // num_nodes)},
+        ) as workers,
+    ):  # fmt: skip
         found = Profile.model_validate(workers.run(profile_rank, request=request)[0])
     shared.write_text(out, found.to_json())
     _print(found)
@@ -124,5 +136,7 @@ def _print(found) -> None:
     bad = [s for s in found.stages if max(s.time_error, s.memory_error) > WANTED_ERROR]
     if bad:
         names = ", ".join(str(s.strategy) for s in bad)
-        click.echo(f"note: fits are off by more than {WANTED_ERROR:.0%} for {names}; a quieter machine or more --repeats help",
-                   err=True)  # fmt: skip
+        click.echo(
+            f"note: fits are off by more than {WANTED_ERROR:.0%} for {names}; a quieter machine or more --repeats help",
+            err=True,
+        )

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hotspa_plugin.runtime.activity import read_activity, set_activity, share_activity
+from hotspa_plugin.runtime.node_network import RankNetwork
 from hotspa_plugin.runtime.rank_failure import RankReport, condensed_stack, report_death, report_error
 
 START_TIMEOUT_S = 600.0  # a torch process takes seconds to start, many of them on a busy machine minutes
@@ -41,6 +42,7 @@ class RankSpec:
     collective_timeout_s: float
     stack_path: str
     activity_path: str
+    network: RankNetwork | None = None  # None: this machine's own
 
 
 def resolve_target(target: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -79,6 +81,8 @@ def serve(connection: Connection, spec: RankSpec) -> None:
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
 
     try:
+        if spec.network is not None:
+            spec.network.enter()
         _join_process_group(connection, spec)
         _send(connection, ("ready",))
     except BaseException as error:
@@ -116,19 +120,20 @@ def _join_process_group(connection: Connection, spec: RankSpec) -> None:
     import torch.distributed as dist
 
     store_timeout = timedelta(seconds=START_TIMEOUT_S)
+    address = "127.0.0.1" if spec.network is None else spec.network.store_address
     store = None
     if spec.rank == 0:
         # Port 0 lets the system choose, which no other program can race for.
         store = dist.TCPStore(
-            "127.0.0.1", 0, spec.num_ranks, is_master=True, timeout=store_timeout, wait_for_workers=False
+            address, 0, spec.num_ranks, is_master=True, timeout=store_timeout, wait_for_workers=False
         )
     # Imports take very different times on a busy machine: nobody's timeout runs before all are through.
     _send(connection, ("imported", None if store is None else store.port))
     kind, port = pickle.loads(connection.recv_bytes())
     assert kind == "meet"
     if store is None:
-        store = dist.TCPStore("127.0.0.1", port, spec.num_ranks, is_master=False, timeout=store_timeout)
-    os.environ["MASTER_PORT"] = str(port)
+        store = dist.TCPStore(address, port, spec.num_ranks, is_master=False, timeout=store_timeout)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # whoever reads env:// is a client of that store
     if spec.backend == "nccl":
         torch.cuda.set_device(spec.rank % torch.cuda.device_count())

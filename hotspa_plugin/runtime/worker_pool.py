@@ -11,6 +11,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from hotspa_plugin.runtime.node_network import RankNetwork
 from hotspa_plugin.runtime.rank_failure import FailureKind, RankFailure, RankReport
 from hotspa_plugin.runtime.rank_process import START_TIMEOUT_S, RankProcess, RankSpec, end_processes, interrupts_held
 
@@ -61,8 +62,8 @@ class WorkerPool:
     """``num_ranks`` local rank processes with torch.distributed initialised, kept for many calls.
 
     ``extra_reference`` adds one process with a world of its own of size 1, the one-process baseline.
-    ``device`` is auto, cpu or cuda; ``env`` adds environment variables to the ranks'. No collective
-    waits longer than ``collective_timeout_s``.
+    ``device`` is auto, cpu or cuda; ``env`` adds environment variables to the ranks'; ``networks`` puts each rank
+    into a network of its own. No collective waits longer than ``collective_timeout_s``.
 
     An error on *every* rank leaves the pool usable. Where only some ranks failed, or one died or got
     stuck, the others may be out of step: the pool is closed, further calls raise ``RuntimeError`` and
@@ -82,6 +83,7 @@ class WorkerPool:
         collective_timeout_s: float = 120.0,
         call_timeout_s: float | None = 600.0,
         settle_s: float = SETTLE_S,
+        networks: Sequence[RankNetwork] | None = None,
     ) -> None:
         if num_ranks < 1:
             raise ValueError(f"{num_ranks} ranks: at least 1 is needed")
@@ -92,6 +94,7 @@ class WorkerPool:
         self._collective_timeout_s = collective_timeout_s
         self._call_timeout_s = call_timeout_s
         self._settle_s = settle_s
+        self._networks = networks
         self._ranks: list[RankProcess] = []
         self._reference: RankProcess | None = None
         self._closed_because = ""
@@ -123,6 +126,7 @@ class WorkerPool:
             collective_timeout_s=self._collective_timeout_s,
             stack_path=str(Path(self._folder.name) / f"{label}.stack"),
             activity_path=str(Path(self._folder.name) / f"{label}.activity"),
+            network=self._networks[rank] if self._networks and num_ranks == self.num_ranks else None,
         )
 
     def _await_ready(self) -> None:

@@ -34,7 +34,10 @@ class Prediction:
         return np.array([step.total_s for step in self.steps])
 
 
-def predict(model: StepModel, pool: PlannedPool, batches: Sequence[np.ndarray], *, per_batch: bool = False) -> Prediction:
+def predict(
+    model: StepModel, pool: PlannedPool, batches: Sequence[np.ndarray], *, per_batch: bool = False
+) -> Prediction:
+    """The predicted steps of ``pool`` on ``batches``, by its bounds or with ``per_batch`` by each batch's own."""
     return Prediction(
         pool=pool, steps=tuple(model.step_time(pool, lengths, per_batch=per_batch) for lengths in batches)
     )
@@ -117,7 +120,8 @@ def make_plan(
     candidates = candidate_strategies(model.profile, model.num_ranks, recompute=recompute)
     check_lengths(model, candidates, longest)
     search = PoolSearch(model, candidates, search_batches)
-    statics, pools = search.static(), search.hot()
+    statics = search.static()
+    pools = [found for found in search.hot() if _mixes(found.pool, check_batches)]
     if not statics:
         check_lengths(model, candidates, longest)
 
@@ -148,6 +152,12 @@ def make_plan(
         num_feasible=len(statics),
         num_pools_compared=len(pools),
     )
+
+
+def _mixes(pool: PlannedPool, batches: Sequence[np.ndarray]) -> bool:
+    """Whether some batch fills two buckets; else a pool is a static strategy that keeps its state elsewhere."""
+    bounds = [entry.bound_tokens for entry in pool.entries]
+    return any(len(np.unique(np.searchsorted(bounds, lengths, side="left"))) > 1 for lengths in batches)
 
 
 def refine_bounds(

@@ -18,22 +18,14 @@ from hotspa_plugin import cpu
 from hotspa_plugin.config import ModelConfig
 from hotspa_plugin.cost.fitting import fit_memory, fit_time, memory_error, time_error
 from hotspa_plugin.cost.memory import MemoryModel
-from hotspa_plugin.cost.profile import (
-    LinkFigures,
-    MachineFigures,
-    MemoryFigures,
-    ModelSizes,
-    Profile,
-    Rate,
-    StageFigures,
-)
+from hotspa_plugin.cost.profile import MachineFigures, MemoryFigures, ModelSizes, Profile, StageFigures
 from hotspa_plugin.data import AssignedMicroBatch, BatchAssignment, BucketAssignment, RandomTokenSource, SequenceBatch
+from hotspa_plugin.integrations.megatron.link_profiling import largest_of_ranks, measure_links
 from hotspa_plugin.integrations.megatron.process import prepare_process
 from hotspa_plugin.runtime.memory import PeakMemory, give_back_memory, rank_memory_bytes, resident_bytes
 from hotspa_plugin.runtime.stopwatch import Stopwatch
 from hotspa_plugin.strategy import ParallelStrategy, PoolEntry, StrategyPool
 
-LINK_BYTES = 16 * 2**20
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -92,9 +84,9 @@ def measure_profile(request: ProfileRequest, *, progress: Callable[[str], None] 
     prepare_process()
     tell = progress if progress is not None and dist.get_rank() == 0 else lambda said: None
     device = torch.device(torch.cuda.current_device())
-    reserved = int(_largest(resident_bytes())) if cpu.is_enabled() else 0
+    reserved = int(largest_of_ranks(resident_bytes())) if cpu.is_enabled() else 0
     tell("links")
-    links = _measure_links(device)
+    links = measure_links(device)
     measured = []
     for strategy in request.strategies:
         tell(str(strategy))
@@ -145,16 +137,16 @@ def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, devic
     trainer.update()
     started_s = time.perf_counter()
     trainer.update()
-    optimizer_s = float(_largest(time.perf_counter() - started_s))
-    # All lengths in each round, and the fastest round of each: what disturbs a measurement makes it slower, never faster.
+    optimizer_s = float(largest_of_ranks(time.perf_counter() - started_s))
+    # All lengths in each round, and the fastest round of each: what disturbs a measurement makes it slower.
     seconds, activation = dict.fromkeys(lengths, math.inf), dict.fromkeys(lengths, 0)
     for turn in range(request.num_repeats):
         for length in lengths:
             taken_s, peak_bytes = run(length, 1 + turn)
-            stage_s = _largest(taken_s) / (num_micro_batches + strategy.pp - 1)
+            stage_s = largest_of_ranks(taken_s) / (num_micro_batches + strategy.pp - 1)
             seconds[length] = min(seconds[length], stage_s)
-            activation[length] = max(activation[length], int(_largest(peak_bytes)))
-    num_parameters = int(_largest(sum(p.numel() for p in trainer.home.parameters.values())))
+            activation[length] = max(activation[length], int(largest_of_ranks(peak_bytes)))
+    num_parameters = int(largest_of_ranks(sum(p.numel() for p in trainer.home.parameters.values())))
     return StageMeasurement(
         strategy=strategy,
         seconds=seconds,
@@ -164,77 +156,6 @@ def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, devic
     )
 
 
-def _largest(value: float) -> float:
-    """The largest of all ranks' values; collective."""
-    tensor = torch.tensor([value], dtype=torch.float64, device=torch.cuda.current_device())
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return float(tensor)
-
-
-def _timed(action: Callable[[], object], device: torch.device, num_rounds: int = 5) -> float:
-    """Median over rounds of the slowest rank's seconds."""
-    seconds = []
-    for turn in range(num_rounds + 1):
-        dist.barrier()
-        started_s = time.perf_counter()
-        action()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        taken_s = _largest(time.perf_counter() - started_s)
-        if turn:
-            seconds.append(taken_s)
-    return statistics.median(seconds)
-
-
-def _measure_links(device: torch.device) -> LinkFigures:
-    """Bandwidths among this world's ranks; between nodes those of the whole world, where it has several."""
-    num_ranks = dist.get_world_size()
-    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
-    groups = {size: dist.new_subgroups(group_size=size)[0] for size in _group_sizes(num_ranks, per_node)}
-    exchange, reduce = {}, {}
-    for size, group in groups.items():
-        count = LINK_BYTES // (4 * size) * size
-        sent = torch.ones(count, device=device)
-        received = torch.empty_like(sent)
-        taken_s = _timed(lambda g=group, r=received, s=sent: dist.all_to_all_single(r, s, group=g), device)
-        exchange[size] = 4 * count * (size - 1) / size / taken_s
-        taken_s = _timed(lambda g=group, s=sent: dist.all_reduce(s, group=g), device)
-        reduce[size] = 4 * count * 2 * (size - 1) / size / taken_s
-    for group in groups.values():
-        dist.destroy_process_group(group)
-    few = torch.ones(num_ranks, device=device)
-    latency_s = _timed(lambda: dist.all_to_all_single(torch.empty_like(few), few), device) if num_ranks > 1 else 0.0
-    line, copy = torch.ones(LINK_BYTES, device=device), torch.empty(LINK_BYTES, device=device)
-    copy_bytes_per_s = 4 * LINK_BYTES / _timed(lambda: copy.copy_(line), device)
-    if not exchange:  # one rank: nothing will be sent, but a profile says something
-        exchange, reduce = {1: copy_bytes_per_s}, {1: copy_bytes_per_s}
-
-    def rates(values: dict[int, float], keep: Callable[[int], bool], rename: Callable[[int], int]) -> tuple[Rate, ...]:
-        chosen = {rename(n): rate for n, rate in values.items() if keep(n)} or {max(values): values[max(values)]}
-        return tuple(Rate(num_ranks=n, bytes_per_s=rate) for n, rate in sorted(chosen.items()))
-
-    return LinkFigures(
-        cards_per_node=1,
-        intra_node=rates(exchange, lambda n: n <= per_node, lambda n: n),
-        # A card carries what all ranks of a node send to other nodes.
-        inter_node=tuple(
-            Rate(num_ranks=r.num_ranks, bytes_per_s=r.bytes_per_s * per_node * (1 - per_node / num_ranks))
-            if num_ranks > per_node else r
-            for r in rates(exchange, lambda n: n > per_node, lambda n: n)
-        ),
-        all_reduce_in_node=rates(reduce, lambda n: n <= per_node, lambda n: n),
-        all_reduce_between_nodes=rates(reduce, lambda n: n > per_node, lambda n: per_node),
-        copy_bytes_per_s=copy_bytes_per_s,
-        latency_s=latency_s,
-        note="" if num_ranks > per_node else "measured on one node: rates between nodes repeat those inside",
-    )  # fmt: skip
-
-
-def _group_sizes(num_ranks: int, per_node: int) -> list[int]:
-    sizes = [n for n in range(2, per_node + 1) if num_ranks % n == 0 and per_node % n == 0]
-    return sizes + ([num_ranks] if num_ranks > per_node else [])
-
-
 def _build_profile(
     request: ProfileRequest, measured: Sequence[StageMeasurement], links: LinkFigures, reserved_bytes: int
 ) -> Profile:
@@ -242,7 +163,7 @@ def _build_profile(
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
     item_bytes = {"float32": 4, "bfloat16": 2}[request.sizes.dtype]
     memory = MemoryFigures(
-        device_bytes=rank_memory_bytes(per_node),
+        device_bytes=rank_memory_bytes(num_ranks),
         reserved_bytes=reserved_bytes,
         parameter_bytes=item_bytes,
         optimizer_bytes=8 if item_bytes == 4 else 12,
@@ -301,4 +222,5 @@ def _machine_name() -> str:
 
 def profile_rank(request: ProfileRequest) -> dict:
     """On each rank of a pool of workers: the profile as JSON data."""
-    return measure_profile(request, progress=lambda said: print(f"measuring {said}", flush=True)).model_dump(mode="json")
+    profile = measure_profile(request, progress=lambda said: print(f"measuring {said}", flush=True))
+    return profile.model_dump(mode="json")
