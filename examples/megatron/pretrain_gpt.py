@@ -1,4 +1,4 @@
-"""Pretrains a GPT on text with Megatron's own training loop, with or without hot switching.
+"""Pretrains a GPT on text with Megatron's own training loop (0.17 to 0.19), with or without hot switching.
 
     torchrun --nproc-per-node 4 examples/megatron/pretrain_gpt.py <Megatron's arguments> \
         --hotspa-pool "tp1:4096 tp2:16384 tp4:32768"
@@ -8,6 +8,7 @@ is no CUDA the script redirects it to the CPU, for trying out.
 """
 
 import functools
+import inspect
 
 import torch
 
@@ -23,11 +24,14 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 from megatron.core.datasets.utils import Split
 from megatron.core.enums import ModelType
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
 from megatron.core.rerun_state_machine import get_rerun_state_machine
-from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
-from megatron.training import get_args, pretrain, print_rank_0
-from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
-from megatron.training.arguments import parse_and_validate_args
+from megatron.training import get_args, get_tokenizer, pretrain, print_rank_0
+from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.utils import get_blend_and_blend_per_split
 
 from hotspa_plugin.data.indexed_dataset import IndexedDatasetSource
@@ -103,7 +107,7 @@ def datasets_provider(num_samples, vp_stage=None):
         blend_per_split=blend_per_split,
         split=args.split,
         path_to_cache=args.data_cache_path,
-        tokenizer=build_tokenizer(args),
+        tokenizer=get_tokenizer(),
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=args.eod_mask_loss,
@@ -117,10 +121,50 @@ def datasets_provider(num_samples, vp_stage=None):
 datasets_provider.is_distributed = True
 
 
+def model_provider(pre_process=True, post_process=True, vp_stage=None, config=None, pg_collection=None):
+    """This rank's part of the model, for releases that do not build it from a configuration themselves."""
+    args = get_args()
+    local = args.transformer_impl == "local"
+    spec = get_gpt_layer_local_spec if local else get_gpt_layer_with_transformer_engine_spec
+    return GPTModel(
+        config=config or core_transformer_config_from_args(args),
+        transformer_layer_spec=spec(
+            qk_layernorm=args.qk_layernorm, **({"normalization": args.normalization} if local else {})
+        ),
+        vocab_size=args.padded_vocab_size,
+        max_sequence_length=args.max_position_embeddings,
+        pre_process=pre_process,
+        post_process=post_process,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type,
+        rotary_percent=args.rotary_percent,
+        rotary_base=args.rotary_base,
+        vp_stage=vp_stage,
+        pg_collection=pg_collection,
+    )
+
+
 def main():
+    run = functools.partial(
+        pretrain,
+        train_valid_test_dataset_provider=datasets_provider,
+        model_type=ModelType.encoder_or_decoder,
+        forward_step_func=forward_step,
+    )
+    parameters = inspect.signature(pretrain).parameters
+    if "cfg_container" not in parameters:  # 0.17
+        run(model_provider=model_provider, extra_args_provider=add_arguments)
+        return
+    from megatron.training.argument_utils import pretrain_cfg_container_from_args
+    from megatron.training.arguments import parse_and_validate_args
+
     args = parse_and_validate_args(extra_args_provider=add_arguments)
-    container = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))
-    pretrain(container, datasets_provider, ModelType.encoder_or_decoder, forward_step)
+    if parameters["model_provider"].default is inspect.Parameter.empty:  # 0.18
+        run(cfg_container=pretrain_cfg_container_from_args(args), model_provider=model_provider)
+        return
+    from megatron.training.argument_utils import gpt_config_from_args
+
+    run(cfg_container=pretrain_cfg_container_from_args(args, gpt_config_from_args(args)))
 
 
 if __name__ == "__main__":

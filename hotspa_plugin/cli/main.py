@@ -10,9 +10,12 @@ from collections.abc import Sequence
 import click
 
 from hotspa_plugin import __version__
+from hotspa_plugin.cli.bench import bench
 from hotspa_plugin.cli.demo import demo
 from hotspa_plugin.cli.doctor import doctor
+from hotspa_plugin.cli.patch import patch
 from hotspa_plugin.cli.plan import plan
+from hotspa_plugin.cli.profile import profile
 from hotspa_plugin.cli.report import report
 from hotspa_plugin.cli.simulate import simulate
 from hotspa_plugin.cli.train import train
@@ -52,7 +55,7 @@ def commands(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (demo, train, verify, report, plan, simulate, doctor):
+for _command in (demo, train, verify, report, profile, plan, simulate, bench, patch, doctor):
     commands.add_command(_command)
 
 

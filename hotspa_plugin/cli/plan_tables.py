@@ -22,7 +22,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     click.echo(title)
     for row in (columns, *rows):
-        cells = [cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[0] = row[0].ljust(widths[0])
         click.echo(("  " + "  ".join(cells)).rstrip())
 
 
@@ -45,15 +46,19 @@ def print_plan(plan: Plan, model: StepModel) -> None:
     )
     chosen = plan.chosen.pool
     gigabytes = [
-        [str(e), *(f"{b / 1e9:.1f}" for b in (m.home_bytes, m.slab_bytes, m.staging_bytes, m.activation_bytes,
+        [str(e), *(_gigabytes(b) for b in (m.home_bytes, m.slab_bytes, m.staging_bytes, m.activation_bytes,
                                                m.reserved_bytes, m.total_bytes)), f"{tokens:,}"]
         for e, m, tokens in zip(chosen.entries, model.bucket_memory(chosen), chosen.micro_batch_tokens, strict=True)
     ]  # fmt: skip
     columns = ("bucket", "home", "slab", "staging", "activations", "reserved", "total", "tokens that fit")
-    print_table(f"memory of a rank in GB, of {model.memory.limit_bytes / 1e9:.1f}", columns, gigabytes)
+    print_table(f"memory of a rank in GB, of {_gigabytes(model.memory.limit_bytes)}", columns, gigabytes)
     for note in notes(plan, model):
         click.echo(f"note: {note}")
     click.echo(advice(plan))
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f}" if num_bytes == 0 or num_bytes >= 1e9 else f"{num_bytes / 1e9:.2g}"
 
 
 def advice(plan: Plan) -> str:
@@ -139,7 +144,8 @@ def print_simulated(result: Simulated) -> None:
             rows.append([f"{name}, does not fit", entries, "", *["–"] * len(TIME_COLUMNS)])
         else:
             rows.append([name, entries, str(paper.prediction.pool.home), *time_cells(paper.prediction.mean)])
-    for name, best in (("ours, fixed bounds", plan.hot[0] if plan.hot else None), ("ours, per batch", plan.hot_per_batch)):
+    fixed = plan.hot[0] if plan.hot else None
+    for name, best in (("ours, fixed bounds", fixed), ("ours, per batch", plan.hot_per_batch)):
         if best is not None:
             rows.append([name, str(best.pool), str(best.pool.home), *time_cells(best.mean)])
     title = (

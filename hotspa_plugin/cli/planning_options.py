@@ -34,7 +34,7 @@ slab_gradients_option = click.option(
     type=click.Choice(["fp32", "bf16"]),
     default="fp32",
     show_default=True,
-    help="Type of the gradients of strategies other than home; training accumulates in fp32, bf16 takes half the memory.",
+    help="Gradients of strategies other than home. Training accumulates in fp32; bf16 would take half the memory.",
 )
 recompute_option = click.option(
     "--recompute/--no-recompute",
@@ -42,6 +42,30 @@ recompute_option = click.option(
     show_default=True,
     help="Consider full activation recomputation, for static strategies too.",
 )
+
+nodes_option = click.option(
+    "--nodes",
+    "num_nodes",
+    type=click.IntRange(min=1, max=2),
+    default=1,
+    show_default=True,
+    help="2: the ranks live in two network namespaces (needs root).",
+)
+link_option = click.option(
+    "--link-mbit",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="M",
+    help="Speed of the link between two nodes, in Mbit/s.",
+)
+
+
+def checked_link(num_nodes: int, link_mbit: float | None, num_ranks: int) -> float | None:
+    """The link between the nodes, None for one node. ValueError where options contradict each other."""
+    if (num_nodes == 2) != (link_mbit is not None):
+        raise ValueError("--nodes 2 and --link-mbit belong together: give both or none")
+    if num_ranks % num_nodes:
+        raise ValueError(f"--ranks {num_ranks} do not divide among {num_nodes} nodes: use an even number")
+    return link_mbit
 
 
 def memory_limit_bytes(memory_limit_gb: float | None) -> int | None:

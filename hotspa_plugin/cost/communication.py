@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
 from hotspa_plugin.cost.profile import Profile, Rate
 from hotspa_plugin.layout import ShardLayout, gpt_layout
 from hotspa_plugin.resharding import ReshardPlan, build_flush_plan, build_switch_plan

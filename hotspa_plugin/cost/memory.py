@@ -46,8 +46,9 @@ class MemoryModel:
         self._profile = profile
         self.limit_bytes = profile.memory.device_bytes if limit_bytes is None else limit_bytes
         self.slab_gradient_bytes = GRADIENT_BYTES[slab_gradients]
-        self.staging_bytes = staging_bytes
         self._num_parameters = functools.cache(self._count_parameters)
+        # A switch never stages more than the whole model's gradients.
+        self.staging_bytes = min(staging_bytes, 4 * self._num_parameters(1, 1))
 
     def _count_parameters(self, tp: int, pp: int) -> int:
         layout = gpt_layout(self._profile.model.gpt_sizes(), tp=tp, pp=pp, dp=1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
 import resource
 from pathlib import Path
@@ -40,6 +43,13 @@ def rank_memory_bytes(num_local_ranks: int) -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_local_ranks
     except (ValueError, OSError):
         return None
+
+
+def give_back_memory() -> None:
+    """Frees what was dropped and, where the C library can, hands it back, so that it does not hide later growth."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident_bytes() -> int:

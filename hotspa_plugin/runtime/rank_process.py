@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import faulthandler
@@ -14,12 +15,15 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from hotspa_plugin.runtime.activity import read_activity, set_activity, share_activity
+from hotspa_plugin.runtime.node_network import RankNetwork
 from hotspa_plugin.runtime.rank_failure import RankReport, condensed_stack, report_death, report_error
 
 START_TIMEOUT_S = 600.0  # a torch process takes seconds to start, many of them on a busy machine minutes
@@ -37,6 +41,8 @@ class RankSpec:
     backend: str
     collective_timeout_s: float
     stack_path: str
+    activity_path: str
+    network: RankNetwork | None = None  # None: this machine's own
 
 
 def resolve_target(target: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -68,12 +74,15 @@ def serve(connection: Connection, spec: RankSpec) -> None:
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)  # a group of its own, so that a rank is ended together with the processes it started
     threading.Thread(target=_end_with_parent, name="parent-watcher", daemon=True).start()
-    sys.stdout.reconfigure(line_buffering=True)  # whole lines, at once, also into a file or a pipe
+    share_activity(spec.activity_path)
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # whole lines: ranks share the output
     stacks = open(spec.stack_path, "w")  # noqa: SIM115 - faulthandler needs it until the process ends
     faulthandler.enable(file=stacks)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
 
     try:
+        if spec.network is not None:
+            spec.network.enter()
         _join_process_group(connection, spec)
         _send(connection, ("ready",))
     except BaseException as error:
@@ -90,6 +99,7 @@ def serve(connection: Connection, spec: RankSpec) -> None:
         if message[0] == "stop":
             break
         _, target, args, kwargs = message
+        set_activity("")
         try:
             answer = ("done", resolve_target(target)(*args, **kwargs))
         except BaseException as error:
@@ -110,19 +120,20 @@ def _join_process_group(connection: Connection, spec: RankSpec) -> None:
     import torch.distributed as dist
 
     store_timeout = timedelta(seconds=START_TIMEOUT_S)
+    address = "127.0.0.1" if spec.network is None else spec.network.store_address
     store = None
     if spec.rank == 0:
         # Port 0 lets the system choose, which no other program can race for.
         store = dist.TCPStore(
-            "127.0.0.1", 0, spec.num_ranks, is_master=True, timeout=store_timeout, wait_for_workers=False
+            address, 0, spec.num_ranks, is_master=True, timeout=store_timeout, wait_for_workers=False
         )
     # Imports take very different times on a busy machine: nobody's timeout runs before all are through.
     _send(connection, ("imported", None if store is None else store.port))
     kind, port = pickle.loads(connection.recv_bytes())
     assert kind == "meet"
     if store is None:
-        store = dist.TCPStore("127.0.0.1", port, spec.num_ranks, is_master=False, timeout=store_timeout)
-    os.environ["MASTER_PORT"] = str(port)
+        store = dist.TCPStore(address, port, spec.num_ranks, is_master=False, timeout=store_timeout)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # whoever reads env:// is a client of that store
     if spec.backend == "nccl":
         torch.cuda.set_device(spec.rank % torch.cuda.device_count())
@@ -164,8 +175,12 @@ class RankProcess:
             **environment,
         }
         # The child reads its environment before any code of ours runs in it, hence set here and taken back.
-        with _environment(rank_environment), _interrupts_held():
+        with _environment(rank_environment), interrupts_held():
+            if not _live:
+                atexit.unregister(_end_live)
+                atexit.register(_end_live)  # runs before multiprocessing's own, which waits for the processes
             self.process.start()
+            _live.add(self)
         child_connection.close()
 
     @property
@@ -188,7 +203,12 @@ class RankProcess:
     def report_death(self) -> RankReport:
         self.process.join(END_GRACE_S)
         exit_code = self.process.exitcode
-        return report_death(self.label, -9 if exit_code is None else exit_code, self._stack())
+        exit_code = -signal.SIGKILL if exit_code is None else exit_code
+        return report_death(self.label, exit_code, stack=self._stack(), activity=self.activity())
+
+    def activity(self) -> str:
+        """What the rank said it was doing; to be read of a dead rank, too."""
+        return read_activity(self.spec.activity_path)
 
     def request_stack(self) -> None:
         """Asks a rank that still runs to write down where it is."""
@@ -224,7 +244,7 @@ class RankProcess:
 
 def end_processes(processes: list[RankProcess]) -> None:
     """Ends rank processes and what they started: SIGTERM, then after two seconds SIGKILL. Not interruptible."""
-    with _interrupts_held():
+    with interrupts_held():
         for process in processes:
             process.signal_group(signal.SIGTERM)
         deadline_s = time.monotonic() + END_GRACE_S
@@ -234,6 +254,7 @@ def end_processes(processes: list[RankProcess]) -> None:
             process.signal_group(signal.SIGKILL)
             process.process.join()
             process.connection.close()
+            _live.discard(process)
 
 
 @contextlib.contextmanager
@@ -251,12 +272,31 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Holds SIGINT back until the block ends; processes started inside begin with it blocked."""
+def interrupts_held() -> Iterator[None]:
+    """Holds Ctrl-C back until the block ends; processes started inside begin with SIGINT blocked."""
     # Started first: as it starts, it unblocks SIGINT.
     multiprocessing.resource_tracker.ensure_running()
+    # Blocking the signal covers this thread and the processes it starts; another thread may still take the
+    # signal, and then Python runs the handler in the main thread.
+    held: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    replace = callable(handler) and threading.current_thread() is threading.main_thread()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if replace:
+        signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if replace:
+            signal.signal(signal.SIGINT, handler)
+    if held:
+        signal.raise_signal(signal.SIGINT)
+
+
+def _end_live() -> None:
+    end_processes(list(_live))
+
+
+# A rank that slipped through everything else must not keep the interpreter from ending.
+_live: weakref.WeakSet[RankProcess] = weakref.WeakSet()

@@ -11,11 +11,12 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from hotspa_plugin.runtime.node_network import RankNetwork
 from hotspa_plugin.runtime.rank_failure import FailureKind, RankFailure, RankReport
-from hotspa_plugin.runtime.rank_process import START_TIMEOUT_S, RankProcess, RankSpec, end_processes
+from hotspa_plugin.runtime.rank_process import START_TIMEOUT_S, RankProcess, RankSpec, end_processes, interrupts_held
 
 SETTLE_S = 5.0  # after the first error: how long the other ranks have to come back on their own
-PEER_SETTLE_S = 1.0  # after the first error of a pool that is given up anyway
+PEER_SETTLE_S = 1.0  # the same of a pool that is given up anyway
 
 Target = str | Callable[..., Any]
 
@@ -61,8 +62,8 @@ class WorkerPool:
     """``num_ranks`` local rank processes with torch.distributed initialised, kept for many calls.
 
     ``extra_reference`` adds one process with a world of its own of size 1, the one-process baseline.
-    ``device`` is auto, cpu or cuda; ``env`` adds environment variables to the ranks'. No collective
-    waits longer than ``collective_timeout_s``.
+    ``device`` is auto, cpu or cuda; ``env`` adds environment variables to the ranks'; ``networks`` puts each rank
+    into a network of its own. No collective waits longer than ``collective_timeout_s``.
 
     An error on *every* rank leaves the pool usable. Where only some ranks failed, or one died or got
     stuck, the others may be out of step: the pool is closed, further calls raise ``RuntimeError`` and
@@ -82,6 +83,7 @@ class WorkerPool:
         collective_timeout_s: float = 120.0,
         call_timeout_s: float | None = 600.0,
         settle_s: float = SETTLE_S,
+        networks: Sequence[RankNetwork] | None = None,
     ) -> None:
         if num_ranks < 1:
             raise ValueError(f"{num_ranks} ranks: at least 1 is needed")
@@ -92,6 +94,7 @@ class WorkerPool:
         self._collective_timeout_s = collective_timeout_s
         self._call_timeout_s = call_timeout_s
         self._settle_s = settle_s
+        self._networks = networks
         self._ranks: list[RankProcess] = []
         self._reference: RankProcess | None = None
         self._closed_because = ""
@@ -104,10 +107,11 @@ class WorkerPool:
         self._closed_because = ""
         try:
             environment = {**rank_environment(self.num_ranks, self.device), **self._env}
-            for rank in range(self.num_ranks):
-                self._ranks.append(RankProcess(self._spec(f"rank {rank}", rank, self.num_ranks), environment))
-            if self._extra_reference:
-                self._reference = RankProcess(self._spec("reference process", 0, 1), environment)
+            with interrupts_held():  # until each process is where it will be ended
+                for rank in range(self.num_ranks):
+                    self._ranks.append(RankProcess(self._spec(f"rank {rank}", rank, self.num_ranks), environment))
+                if self._extra_reference:
+                    self._reference = RankProcess(self._spec("reference process", 0, 1), environment)
             self._await_ready()
         except BaseException:
             self._end("it did not start")
@@ -120,7 +124,9 @@ class WorkerPool:
             num_ranks=num_ranks,
             backend="nccl" if self.device == "cuda" else "gloo",
             collective_timeout_s=self._collective_timeout_s,
-            stack_path=str(Path(self._folder.name) / (label.replace(" ", "-") + ".stack")),
+            stack_path=str(Path(self._folder.name) / f"{label}.stack"),
+            activity_path=str(Path(self._folder.name) / f"{label}.activity"),
+            network=self._networks[rank] if self._networks and num_ranks == self.num_ranks else None,
         )
 
     def _await_ready(self) -> None:
@@ -255,7 +261,6 @@ class WorkerPool:
         waiting = list(processes)
         out_of_time = False
         while waiting and not (one_message and answers):
-            # Where the remaining ranks only wait for one that is gone, there is nothing to wait for.
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             ready = wait([item for p in waiting for item in (p.connection, p.process.sentinel)], left_s)
             if not ready:
@@ -294,6 +299,7 @@ def _report_stuck(processes: list[RankProcess], aim: str, while_others_failed: b
                 kind=FailureKind.STUCK,
                 summary=summary,
                 detail=process.wait_for_stack(),
+                activity=process.activity(),
                 time_s=time.monotonic(),
             )
         )

@@ -1,5 +1,6 @@
 """Choosing strategies: the pool of a run, and each batch's own division over it."""
 
+from hotspa_plugin.search.ahead import AheadAssigner
 from hotspa_plugin.search.batch_assignment import BatchAssigner, StrategyOption
 from hotspa_plugin.search.lengths import LengthSource
 from hotspa_plugin.search.paper import PaperSetting, paper_settings
@@ -9,6 +10,7 @@ from hotspa_plugin.search.simulation import PaperPool, Simulated, simulate
 from hotspa_plugin.search.step_model import PlannedPool, StepModel
 
 __all__ = [
+    "AheadAssigner",
     "BatchAssigner",
     "Found",
     "Gain",

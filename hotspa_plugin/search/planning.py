@@ -9,11 +9,12 @@ import numpy as np
 
 from hotspa_plugin.cost import StepTime
 from hotspa_plugin.search.pool_search import PoolSearch, candidate_strategies, check_lengths
-from hotspa_plugin.search.step_model import PlannedPool, StepModel
+from hotspa_plugin.search.step_model import MAX_ASSIGNED_SEQUENCES, PlannedPool, StepModel
 
 WORTH_SWITCHING = 1.02  # below this predicted gain a static strategy is advised: it is simpler and just as fast
 NUM_SEARCH_BATCHES, NUM_CHECK_BATCHES = 8, 12
 NUM_PRICED = 5
+NUM_REFINE_BATCHES = 4
 CHECK_SEED = 1_000_003  # plans are checked on other batches than they were found with
 
 
@@ -33,7 +34,10 @@ class Prediction:
         return np.array([step.total_s for step in self.steps])
 
 
-def predict(model: StepModel, pool: PlannedPool, batches: Sequence[np.ndarray], *, per_batch: bool = False) -> Prediction:
+def predict(
+    model: StepModel, pool: PlannedPool, batches: Sequence[np.ndarray], *, per_batch: bool = False
+) -> Prediction:
+    """The predicted steps of ``pool`` on ``batches``, by its bounds or with ``per_batch`` by each batch's own."""
     return Prediction(
         pool=pool, steps=tuple(model.step_time(pool, lengths, per_batch=per_batch) for lengths in batches)
     )
@@ -116,7 +120,8 @@ def make_plan(
     candidates = candidate_strategies(model.profile, model.num_ranks, recompute=recompute)
     check_lengths(model, candidates, longest)
     search = PoolSearch(model, candidates, search_batches)
-    statics, pools = search.static(), search.hot()
+    statics = search.static()
+    pools = [found for found in search.hot() if _mixes(found.pool, check_batches)]
     if not statics:
         check_lengths(model, candidates, longest)
 
@@ -125,6 +130,11 @@ def make_plan(
         return tuple(sorted(predictions, key=lambda p: p.mean.total_s))
 
     static, hot = priced(statics), priced(pools)
+    if hot:
+        finer = refine_bounds(model, hot[0].pool, search.cuts_tokens, search_batches[:NUM_REFINE_BATCHES])
+        if finer != hot[0].pool:
+            finer_hot = predict(model, finer, check_batches)
+            hot = tuple(sorted((finer_hot, *hot), key=lambda p: p.mean.total_s))[: len(hot)]
     per_batch = predict(model, hot[0].pool, check_batches, per_batch=True) if hot else None
     gain = gain_per_batch = None
     if hot:
@@ -142,6 +152,50 @@ def make_plan(
         num_feasible=len(statics),
         num_pools_compared=len(pools),
     )
+
+
+def _mixes(pool: PlannedPool, batches: Sequence[np.ndarray]) -> bool:
+    """Whether some batch fills two buckets; else a pool is a static strategy that keeps its state elsewhere."""
+    bounds = [entry.bound_tokens for entry in pool.entries]
+    return any(len(np.unique(np.searchsorted(bounds, lengths, side="left"))) > 1 for lengths in batches)
+
+
+def refine_bounds(
+    model: StepModel, pool: PlannedPool, cuts_tokens: np.ndarray, batches: Sequence[np.ndarray]
+) -> PlannedPool:
+    """``pool`` with inner bounds moved along ``cuts_tokens`` while real assignments of ``batches`` get faster.
+
+    Large batches are estimated anyway, as the search did: then the pool comes back as it is.
+    """
+    if len(batches[0]) > MAX_ASSIGNED_SEQUENCES:
+        return pool
+
+    def seconds(candidate: PlannedPool) -> float:
+        return predict(model, candidate, batches).mean.total_s
+
+    best_s, improved = seconds(pool), True
+    while improved:
+        improved = False
+        for index in range(len(pool.entries) - 1):
+            for cut in _neighbours(pool, index, cuts_tokens):
+                entries = list(pool.entries)
+                entries[index] = dataclasses.replace(entries[index], bound_tokens=cut)
+                moved = dataclasses.replace(pool, entries=tuple(entries))
+                moved_s = seconds(moved)
+                if moved_s < best_s * (1 - 1e-4):
+                    pool, best_s, improved = moved, moved_s, True
+                    break
+    return pool
+
+
+def _neighbours(pool: PlannedPool, index: int, cuts_tokens: np.ndarray) -> list[int]:
+    """The next cuts below and above one bound that keep bounds in order and micro-batches large enough."""
+    low = pool.entries[index - 1].bound_tokens if index else 0
+    high = min(pool.entries[index + 1].bound_tokens - 1, pool.micro_batch_tokens[index])
+    now = pool.entries[index].bound_tokens
+    below = [int(c) for c in cuts_tokens if low < c < now][-1:]
+    above = [int(c) for c in cuts_tokens if now < c <= high][:1]
+    return below + above
 
 
 def _model_error(model: StepModel, *pools: PlannedPool) -> float:

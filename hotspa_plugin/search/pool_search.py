@@ -92,6 +92,11 @@ class PoolSearch:
         self._filled = (count[:, None, :] > count[:, :, None]).mean(axis=0)  # share of batches with a sequence in a bucket
         self._bucket_s: dict[tuple[ParallelStrategy, int], np.ndarray] = {}
 
+    @property
+    def cuts_tokens(self) -> np.ndarray:
+        """The bounds that are searched over, ascending from 0."""
+        return self._tables.cuts_tokens
+
     def _grid(self) -> np.ndarray:
         steps = int(np.ceil(np.log(self._longest / GRID_START_TOKENS) / np.log(GRID_STEP)))
         regular = np.rint(GRID_START_TOKENS * GRID_STEP ** np.arange(max(steps, 0)) / 64) * 64

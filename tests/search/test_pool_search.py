@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import numpy as np
@@ -5,7 +6,8 @@ import pytest
 
 from hotspa_plugin.cost import published_profile
 from hotspa_plugin.data import draw_lengths
-from hotspa_plugin.search import PoolSearch, StepModel, candidate_strategies, check_lengths, make_plan
+from hotspa_plugin.search import PoolSearch, StepModel, candidate_strategies, check_lengths, make_plan, predict
+from hotspa_plugin.search.planning import refine_bounds
 
 CONTEXT = 16384
 
@@ -80,6 +82,20 @@ def test_lengths_over_every_strategy_name_the_nearest_possible(model):
         check_lengths(model, candidates, 999_999)
     most = int(str(refused.value).partition("the most is ")[2].split()[0])
     check_lengths(model, candidates, most)
+
+
+def test_refined_bounds_are_faster_on_their_batches_and_still_fit(model, batches):
+    search = PoolSearch(model, candidate_strategies(model.profile, 8), batches)
+    found = search.hot(num_best=1)[0].pool
+    # from bounds that are clearly off
+    entries = list(found.entries)
+    entries[0] = dataclasses.replace(entries[0], bound_tokens=int(search.cuts_tokens[1]))
+    off = dataclasses.replace(found, entries=tuple(entries))
+    refined = refine_bounds(model, off, search.cuts_tokens, batches)
+    assert predict(model, refined, batches).mean.total_s < predict(model, off, batches).mean.total_s
+    assert refined.strategy_pool.strategies == found.strategy_pool.strategies
+    for entry, tokens in zip(refined.entries, refined.micro_batch_tokens, strict=True):
+        assert entry.bound_tokens <= tokens
 
 
 def test_a_skewed_batch_is_switched_and_a_uniform_one_is_not(model):

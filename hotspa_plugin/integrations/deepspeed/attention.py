@@ -38,8 +38,9 @@ def varlen_attention(
     padded at its end. ``key`` and ``value`` may have fewer heads.
     """
     if unsupported := [name for name in _UNSUPPORTED if others.get(name) is not None]:
-        raise ValueError(f"model {type(module).__name__}: its attention uses {unsupported[0]}, which hot switching does "
-                         "not support")
+        raise ValueError(
+            f"model {type(module).__name__}: its attention uses {unsupported[0]}, which hot switching does not support"
+        )
     assert attention_mask is None, "documents are told apart by their lengths, not by a mask"
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,9 @@ def to_samples(batch: Any, *, vocab_size: int | None = None) -> list[Sample]:
         keys = [key for key in ("input_ids", "labels", "attention_mask") if batch.get(key) is not None]
         batch = [dict(zip(keys, row)) for row in zip(*(batch[key] for key in keys), strict=True)]
     if isinstance(batch, torch.Tensor) and batch.dim() != 2:
-        raise ValueError(f"batch: a tensor of shape {tuple(batch.shape)} is no batch: give [sequences, tokens] or a list")
+        raise ValueError(
+            f"batch: a tensor of shape {tuple(batch.shape)} is no batch: give [sequences, tokens] or a list"
+        )
     samples = [_to_sample(item, f"sample {index}") for index, item in enumerate(batch)]
     if vocab_size is not None:
         for index, sample in enumerate(samples):
@@ -55,8 +57,10 @@ def to_samples(batch: Any, *, vocab_size: int | None = None) -> list[Sample]:
                 outside = (ids < 0) | (ids >= vocab_size)
                 if outside.any():
                     where = int(outside.argmax())
-                    raise ValueError(f"sample {index}: {what} {ids[where]} at position {where} is outside the vocabulary of "
-                                     f"{vocab_size}")
+                    raise ValueError(
+                        f"sample {index}: {what} {ids[where]} at position {where} is outside the vocabulary of "
+                        f"{vocab_size}"
+                    )
     return samples
 
 
@@ -106,7 +110,11 @@ def as_global_batch(
     what ``to_samples`` refuses, on every rank, and RuntimeError where ranks were given different batches.
     """
     if hasattr(batch, "lengths") and hasattr(batch, "sample"):
-        return batch if batch.step == step or not dataclasses.is_dataclass(batch) else dataclasses.replace(batch, step=step)
+        return (
+            batch
+            if batch.step == step or not dataclasses.is_dataclass(batch)
+            else dataclasses.replace(batch, step=step)
+        )
     problem, samples = None, []
     try:
         samples = to_samples(batch, vocab_size=vocab_size)
@@ -132,8 +140,6 @@ def as_global_batch(
         )  # fmt: skip
     if problem:
         raise ValueError(problem)
-    if not any(sample.loss_mask.any() for sample in samples):
-        raise ValueError("batch: has no target token, so there is nothing to train")
     return SampleBatch(step=step, samples=samples)
 
 

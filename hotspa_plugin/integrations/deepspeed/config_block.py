@@ -70,8 +70,9 @@ def read_block(config: Mapping[str, Any]) -> HotspaBlock | None:
     if raw is None or (isinstance(raw, Mapping) and raw.get("enabled") is False):
         return None
     if not isinstance(raw, Mapping):
-        raise ValueError(f"{KEY} is {json.dumps(raw)}, but must be a block such as "
-                         '{"enabled": true, "pool": "tp1:4096 tp2:16384"}')
+        raise ValueError(
+            f'{KEY} is {json.dumps(raw)}, but must be a block such as {{"enabled": true, "pool": "tp1:4096 tp2:16384"}}'
+        )
     try:
         block = HotspaBlock.model_validate(dict(raw))
     except pydantic.ValidationError as error:
@@ -89,7 +90,9 @@ def load_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"DeepSpeed configuration {config}: {error.strerror}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"DeepSpeed configuration {config}: line {error.lineno}, column {error.colno}: {error.msg}") from None
+        raise ValueError(
+            f"DeepSpeed configuration {config}: line {error.lineno}, column {error.colno}: {error.msg}"
+        ) from None
     if not isinstance(loaded, dict):
         raise ValueError(f"DeepSpeed configuration {config}: holds no JSON object")
     return loaded

@@ -15,7 +15,7 @@ from hotspa_plugin.integrations.deepspeed.config_block import HotspaBlock
 from hotspa_plugin.integrations.deepspeed.home import HomeReduction, HomeWeights
 from hotspa_plugin.integrations.deepspeed.model_family import ModelFamily
 from hotspa_plugin.runtime.bucket_loop import BatchResult, BucketLoop
-from hotspa_plugin.runtime.global_view import gather_global
+from hotspa_plugin.runtime.global_view import gather_global, load_global
 
 _CLIENT_STATE = "hotspa"
 
@@ -48,6 +48,7 @@ class HotSwitchEngine:
         self._family = family
         self._device = device
         self._pending: torch.Tensor | None = None
+        self._own_iterator: Iterator[Any] | None = None
         self._training = True
 
     def __getattr__(self, name: str) -> Any:
@@ -86,8 +87,10 @@ class HotSwitchEngine:
     def backward(self, loss: torch.Tensor, **_: Any) -> torch.Tensor:
         """Accepts the loss that the engine itself returned; its gradient is there already."""
         if self._pending is None or loss is not self._pending:
-            raise ValueError("backward: hot switching computes gradients batch by batch, bucket by bucket, so only the loss "
-                             "that engine(batch) returned can be passed on, unchanged")
+            raise ValueError(
+                "backward: hot switching computes gradients batch by batch, bucket by bucket, so only the loss "
+                "that engine(batch) returned can be passed on, unchanged"
+            )
         return loss
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
@@ -119,7 +122,7 @@ class HotSwitchEngine:
         if data_iter is None:
             if self.training_dataloader is None:
                 raise ValueError("train_batch: give a batch, a data_iter, or training_data to initialize")
-            if getattr(self, "_own_iterator", None) is None:
+            if self._own_iterator is None:
                 self._own_iterator = self._endless(self.training_dataloader)
             data_iter = self._own_iterator
         return next(data_iter)
@@ -131,8 +134,10 @@ class HotSwitchEngine:
 
     def _accumulate(self, batch: Any) -> torch.Tensor:
         if self._pending is not None:
-            raise ValueError("the gradient of the batch before waits for engine.step(): one call takes a whole global batch, so "
-                             "there are no further batches to accumulate")
+            raise ValueError(
+                "the gradient of the batch before waits for engine.step(): one call takes a whole global batch, so "
+                "there are no further batches to accumulate"
+            )
         loss = self._run(batch, forward_only=False)
         self._pending = loss
         return loss
@@ -140,11 +145,17 @@ class HotSwitchEngine:
     def _run(self, batch: Any, *, forward_only: bool) -> torch.Tensor:
         step = self.deepspeed_engine.global_steps
         batch = as_global_batch(
-            batch, step=step, per_rank=self.block.batch == "per_rank", vocab_size=self._family.vocab_size, device=self._device
+            batch,
+            step=step,
+            per_rank=self.block.batch == "per_rank",
+            vocab_size=self._family.vocab_size,
+            device=self._device,
         )
         if not forward_only:
             self.weights.zero_gradients()
         self.last_result = self.loop.run(batch, forward_only=forward_only)
+        if not forward_only and not self.last_result.num_target_tokens:
+            raise ValueError("batch: has no target token, so there is nothing to train")
         return torch.tensor(self.last_result.loss, dtype=torch.float32, device=self._device)
 
     def _report(self, result: BatchResult) -> None:
@@ -168,7 +179,9 @@ class HotSwitchEngine:
         state = {**(client_state or {}), _CLIENT_STATE: self._state()}
         return self.deepspeed_engine.save_checkpoint(save_dir, tag=tag, client_state=state, **options)
 
-    def load_checkpoint(self, load_dir: str, tag: str | None = None, **options: Any) -> tuple[str | None, dict[str, Any]]:
+    def load_checkpoint(
+        self, load_dir: str, tag: str | None = None, **options: Any
+    ) -> tuple[str | None, dict[str, Any]]:
         """Loads what ``save_checkpoint`` wrote, under the same home; the rest of the pool may have changed.
 
         Returns (path, client state) as DeepSpeed does. Raises ValueError for another home, before anything is read.
@@ -202,9 +215,11 @@ class HotSwitchEngine:
             return
         saved = torch.load(path, map_location="cpu", weights_only=False, mmap=True).get(_CLIENT_STATE)
         if saved is not None and saved["home"] != str(self.pool.home):
-            raise ValueError(f"checkpoint {load_dir}/{tag} was saved with home {saved['home']}, this run has home "
-                             f"{self.pool.home}: set hotspa.home to {saved['home']}, or start from its exported weights "
-                             "(save_pretrained, or gather_parameters)")
+            raise ValueError(
+                f"checkpoint {load_dir}/{tag} was saved with home {saved['home']}, this run has home "
+                f"{self.pool.home}: set hotspa.home to {saved['home']}, or start from its exported weights "
+                "(save_pretrained, or gather_parameters)"
+            )
 
     # ------------------------------------------------------------ whole tensors
 
@@ -227,6 +242,16 @@ class HotSwitchEngine:
             gradient /= self.last_result.num_target_tokens
         return gather_global(self._family.home_layout, dist.get_rank(), gradients)
 
+    def load_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Sets all parameters from whole tensors by name, given on every rank. Not for ZeRO 3."""
+        if self.deepspeed_engine.zero_optimization_partition_weights():
+            raise ValueError("load_parameters: ZeRO 3 holds parameters in parts; load a checkpoint, or use ZeRO 0 to 2")
+        masters = {name: parameter.data for name, parameter in self.deepspeed_engine.module.named_parameters()}
+        load_global(self._family.home_layout, dist.get_rank(), values, masters)
+        if self.deepspeed_engine.zero_optimization():
+            self.deepspeed_engine.optimizer.refresh_fp32_params()
+        self.weights.refresh()
+
     def discard_gradient(self) -> None:
         """Forgets the gradient that waits for ``step``."""
         self._pending = None
@@ -243,7 +268,9 @@ class HotSwitchEngine:
             if runner.label == str(self.pool.home):
                 continue
             switcher.enter(runner.label)
-            there, differing = gather_global(switcher.layout(runner.label), dist.get_rank(), self._family.parameters(runner.label))
+            there, differing = gather_global(
+                switcher.layout(runner.label), dist.get_rank(), self._family.parameters(runner.label)
+            )
             if home is not None:
                 names = [name for name in home if not torch.equal(home[name], there[name])]
                 wrong.update(dict.fromkeys(f"{name} under {runner.label}" for name in [*names, *differing]))

@@ -38,8 +38,10 @@ def train_batch_size(config: Mapping[str, Any], world_size: int) -> int:
     if total is None:
         return derived
     if micro is not None and accumulation is not None and derived != total:
-        raise ValueError(f"train_batch_size {total} is not train_micro_batch_size_per_gpu {micro} * "
-                         f"gradient_accumulation_steps {accumulation} * {world_size} ranks: correct or leave out one of them")
+        raise ValueError(
+            f"train_batch_size {total} is not train_micro_batch_size_per_gpu {micro} * "
+            f"gradient_accumulation_steps {accumulation} * {world_size} ranks: correct or leave out one of them"
+        )
     return total
 
 
@@ -50,8 +52,10 @@ def engine_config(config: Mapping[str, Any], *, home_dp: int, world_size: int) -
     """
     total = train_batch_size(config, world_size)
     if total % home_dp:
-        raise ValueError(f"train_batch_size {total} is not a multiple of home's {home_dp} data-parallel replicas, which "
-                         "DeepSpeed asks for")
+        raise ValueError(
+            f"train_batch_size {total} is not a multiple of home's {home_dp} data-parallel replicas, which "
+            "DeepSpeed asks for"
+        )
     kept = {key: copy.deepcopy(value) for key, value in config.items() if key not in (KEY, *_PRECISION)}
     kept["train_batch_size"] = total
     kept["train_micro_batch_size_per_gpu"] = total // home_dp

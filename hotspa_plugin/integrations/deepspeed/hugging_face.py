@@ -27,7 +27,9 @@ def check_strategy(model: PreTrainedModel, strategy: ParallelStrategy) -> None:
     if strategy.pp > 1:
         raise ValueError(f"strategy {strategy}: Hugging Face models have no pipeline here, so pp must be 1")
     if strategy.recompute == "selective":
-        raise ValueError(f"strategy {strategy}: Hugging Face models recompute all (rc) or nothing, not selectively (rcs)")
+        raise ValueError(
+            f"strategy {strategy}: Hugging Face models recompute all (rc) or nothing, not selectively (rcs)"
+        )
     if strategy.tp > 1:
         TensorParallelPlan.of(model)
         check_sizes(model, strategy.tp)
@@ -59,12 +61,12 @@ class StrategyModel:
         self._trainable = {name: p.requires_grad for name, p in template.named_parameters()}
         # Modules that share a parameter must share it again when it is replaced.
         first_name = {id(p): name for name, p in reversed(list(self.module.named_parameters()))}
-        self._owners = {
-            place: first_name[id(p)] for place, p in self.module.named_parameters(remove_duplicate=False)
-        }
+        self._owners = {place: first_name[id(p)] for place, p in self.module.named_parameters(remove_duplicate=False)}
         if set(self._owners.values()) != set(self._trainable):
-            raise ValueError(f"model {type(template).__name__} built from its configuration has other parameters than the "
-                             "one given: change the configuration, not the built model")
+            raise ValueError(
+                f"model {type(template).__name__} built from its configuration has other parameters than the "
+                "one given: change the configuration, not the built model"
+            )
         plan = None
         if self.strategy.tp > 1:
             plan = TensorParallelPlan.of(template)
@@ -74,7 +76,9 @@ class StrategyModel:
         self._placed = {}
         for place, name in self._owners.items():
             if _placement(places[place]) != _placement(self._placed.setdefault(name, places[place])):
-                raise ValueError(f"parameters {place} and {name} are one, but the tensor-parallel plan cuts them differently")
+                raise ValueError(
+                    f"parameters {place} and {name} are one, but the tensor-parallel plan cuts them differently"
+                )
         self.layout: ShardLayout = gather_layout(
             self.label,
             layout_reader.read_rank(
@@ -163,14 +167,16 @@ class HuggingFaceRunner:
         return (losses * micro_batch.loss_mask.to(device).flatten()).sum()
 
 
-def broadcast_whole(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """``model``'s parameters by name as rank 0 holds them, set on every rank; a shared one appears once."""
+def broadcast_whole(model: PreTrainedModel, device: torch.device) -> dict[str, torch.Tensor]:
+    """``model``'s parameters by name as rank 0 holds them, on every rank where they lay; a shared one appears once."""
     values = {}
     for name, parameter in model.named_parameters():
         if hasattr(parameter, "ds_id"):
             raise ValueError(f"parameter {name} is partitioned by deepspeed.zero.Init: build the model outside of it")
-        dist.broadcast(parameter.data, src=0)
-        values[name] = parameter.data
+        # One at a time through the device, which collectives may need.
+        on_device = parameter.detach().to(device, copy=True)
+        dist.broadcast(on_device, src=0)
+        values[name] = on_device.to(parameter.device)
     return values
 
 
@@ -185,8 +191,10 @@ def _build_on_meta(template: PreTrainedModel) -> PreTrainedModel:
 def _copy_buffers(template: PreTrainedModel, module: PreTrainedModel, device: torch.device) -> None:
     persistent = set(template.state_dict()) - {name for name, _ in template.named_parameters(remove_duplicate=False)}
     if persistent:
-        raise ValueError(f"persistent buffer {min(persistent)} is no parameter, and hot switching does not know whether to "
-                         "move, add or derive it")
+        raise ValueError(
+            f"persistent buffer {min(persistent)} is no parameter, and hot switching does not know whether to "
+            "move, add or derive it"
+        )
     for name, buffer in template.named_buffers():
         path, _, leaf = name.rpartition(".")
         module.get_submodule(path).register_buffer(leaf, buffer.detach().clone().to(device), persistent=False)

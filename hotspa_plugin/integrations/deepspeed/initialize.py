@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +13,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import log_dist
+from deepspeed.utils import logger
 
 from hotspa_plugin.integrations.deepspeed import config_block, engine_config, refusals
 from hotspa_plugin.integrations.deepspeed.batches import GlobalBatchLoader
@@ -64,7 +68,7 @@ def initialize(
     }  # fmt: skip
     if distributed_port is not None:
         passed_on["distributed_port"] = distributed_port
-    loaded = _load_if_block(given)
+    loaded = _load_if_readable(given)
     block = config_block.read_block(loaded) if loaded is not None else None
     if block is None:
         return _original_initialize(**passed_on)
@@ -92,12 +96,20 @@ def uninstall() -> None:
     deepspeed.initialize = getattr(deepspeed.initialize, _MARK, deepspeed.initialize)
 
 
-def _load_if_block(given: Any) -> dict[str, Any] | None:
-    """The configuration as a dict; None where it is of a kind that only DeepSpeed reads, so that it can say so."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    if isinstance(given, str) and given.endswith(".json"):
-        return config_block.load_config(given)
+def _load_if_readable(given: Any) -> dict[str, Any] | None:
+    """The configuration as a dict (from a mapping, a path or base64 text, as DeepSpeed takes it).
+
+    None where it cannot be read: then DeepSpeed says so.
+    """
+    try:
+        if isinstance(given, (Mapping, os.PathLike)):
+            return config_block.load_config(given)
+        if isinstance(given, str):
+            if os.path.exists(given):
+                return config_block.load_config(given)
+            return json.loads(base64.urlsafe_b64decode(given))
+    except ValueError:
+        pass
     return None
 
 
@@ -105,11 +117,15 @@ def _refuse_arguments(*, model: Any, mpu: Any, mesh_param: Any, collate_fn: Any)
     if model is None:
         raise ValueError("initialize: model is missing")
     if isinstance(model, deepspeed.PipelineModule):
-        raise ValueError("initialize: model is a PipelineModule (PipelineEngine), which hotspa cannot switch: pass the plain "
-                         "model; strategies with pp > 1 need a Megatron-core model builder")
+        raise ValueError(
+            "initialize: model is a PipelineModule (PipelineEngine), which hotspa cannot switch: pass the plain "
+            "model; strategies with pp > 1 need a Megatron-core model builder"
+        )
     for name, value in {"mpu": mpu, "mesh_param": mesh_param}.items():
         if value is not None:
-            raise ValueError(f"initialize: {name} is given, but hotspa makes the groups of all strategies itself: leave it out")
+            raise ValueError(
+                f"initialize: {name} is given, but hotspa makes the groups of all strategies itself: leave it out"
+            )
     if collate_fn is not None:
         raise ValueError("initialize: collate_fn is given, but hotspa lays out the sequences itself: leave it out")
 
@@ -125,12 +141,20 @@ def _initialize(
     lr_scheduler: Any,
     recorder: RunRecorder | NullRecorder,
 ) -> tuple[Any, Any, Any, Any]:
+    if training_data is not None and block.batch != "global":
+        raise ValueError(f"{config_block.KEY}.batch: training_data is made into global batches, so it must be global")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device = torch.device(get_accelerator().current_device_name())
     dtype, stage = engine_config.compute_dtype(config), engine_config.zero_stage(config)
     check_agreement("the hotspa block", block.model_dump_json(), device=device)
     pool = block.parse_pool()
-    family: ModelFamily = open_family(model, pool, block, dtype=dtype, device=device)
+    try:
+        pool = pool.check(world_size=world_size)
+        family: ModelFamily = open_family(model, pool, block, dtype=dtype, device=device)
+    except ValueError as error:
+        if str(error).startswith(("strategy ", "pool: ")):
+            raise ValueError(f"{config_block.KEY}.pool: {str(error).removeprefix('pool: ')}") from None
+        raise
     pool = family.pool
     settings = engine_config.engine_config(config, home_dp=pool.home.dp, world_size=world_size)
 
@@ -163,9 +187,17 @@ def _initialize(
         device=device,
     )  # fmt: skip
     precision = {torch.float32: "fp32", torch.bfloat16: "bf16 with fp32 masters"}[dtype]
-    log_dist(f"hotspa is active: pool {pool}, home {pool.home}, {block.packing} micro-batches, {precision}, ZeRO {stage}",
-             ranks=[0])  # fmt: skip
+    _announce(
+        f"hotspa is active: pool {pool}, home {pool.home}, {block.packing} micro-batches, {precision}, ZeRO {stage}"
+    )
     if stage >= 2:
-        log_dist(f"hotspa: home's weights and gradients stay whole on every rank, so ZeRO {stage} saves little more than "
-                 "ZeRO 1 here", ranks=[0])  # fmt: skip
+        _announce(
+            f"hotspa: home's weights and gradients stay whole, so ZeRO {stage} saves little more than ZeRO 1 here"
+        )
     return switching, engine_optimizer, loader, scheduler
+
+
+def _announce(line: str) -> None:
+    """Prints on rank 0, unless DeepSpeed was told to be quiet; its own info lines are not shown by default."""
+    if dist.get_rank() == 0 and logger.isEnabledFor(logging.WARNING):
+        print(line, flush=True)

@@ -35,8 +35,10 @@ def read_rank(
                 replicated = False
                 size = parameter.device_mesh.size()
                 if shape[placement.dim] % size:
-                    raise ValueError(f"parameter {name}: dim {placement.dim} of {shape[placement.dim]} elements does not "
-                                     f"divide by tp {size}")
+                    raise ValueError(
+                        f"parameter {name}: dim {placement.dim} of {shape[placement.dim]} elements does not "
+                        f"divide by tp {size}"
+                    )
                 extent = shape[placement.dim] // size
                 low[placement.dim] = tp_rank * extent
                 high[placement.dim] = low[placement.dim] + extent
@@ -44,9 +46,7 @@ def read_rank(
                 raise ValueError(f"parameter {name} is placed as {placement}, which hot switching does not know")
         region = Region(low=tuple(low), high=tuple(high))
         partial = replicated and is_partial(name)
-        spec = TensorSpec(
-            name=name, shape=shape, dtype=str(dtype).removeprefix("torch."), trainable=trainable[name]
-        )
+        spec = TensorSpec(name=name, shape=shape, dtype=str(dtype).removeprefix("torch."), trainable=trainable[name])
         shard = Shard(
             tensor=-1,
             region=region,

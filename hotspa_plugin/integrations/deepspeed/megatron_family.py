@@ -32,7 +32,7 @@ class MegatronFamily:
         self, build: ModelBuilder, pool: StrategyPool, block: HotspaBlock, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._build, self._block, self._device = build, block, device
-        self.pool = pool.check(world_size=dist.get_world_size())
+        self.pool = pool
         self._states = ParallelStates(self.pool, rank=dist.get_rank(), world_size=dist.get_world_size())
         self.registry = self._states.registry
         self.home_grid = self._states.grids[self.pool.home_index]
@@ -43,8 +43,10 @@ class MegatronFamily:
             chunk.train()
             wrong = [name for name, p in chunk.named_parameters() if p.dtype is not dtype]
             if wrong:
-                raise ValueError(f"model: the builder makes parameter {wrong[0]} in another dtype than the configuration asks for "
-                                 f"({dtype}): set params_dtype, or the bf16 block")
+                raise ValueError(
+                    f"model: the builder makes parameter {wrong[0]} in another dtype than the configuration asks for "
+                    f"({dtype}): set params_dtype, or the bf16 block"
+                )
         self._home = self._states.modules(self.pool.home_index, chunks, chunks)
         self.home_layout = self._home.read_layout()
         self.trainable = {name: p.requires_grad for name, p in self._home.parameters.items()}

@@ -66,20 +66,28 @@ def open_family(
         from hotspa_plugin.integrations.deepspeed.megatron_family import MegatronFamily
 
         return MegatronFamily(model, pool, block, dtype=dtype, device=device)
-    raise ValueError(f"model: {type(model).__name__} can be trained by DeepSpeed, but not switched: pass a Hugging Face causal "
-                     "language model (or its configuration), or a builder of Megatron-core models, "
-                     "build(strategy, initialize)")
+    raise ValueError(
+        f"model: {type(model).__name__} can be trained by DeepSpeed, but not switched: pass a Hugging Face causal "
+        "language model (or its configuration), or a builder of Megatron-core models, "
+        "build(strategy, initialize)"
+    )
 
 
 class HuggingFaceFamily:
     """A Hugging Face causal language model; every rank passes it, and rank 0's weights are taken."""
 
     def __init__(
-        self, model: PreTrainedModel, pool: StrategyPool, block: HotspaBlock, *, dtype: torch.dtype, device: torch.device
+        self,
+        model: PreTrainedModel,
+        pool: StrategyPool,
+        block: HotspaBlock,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._rank, world_size = dist.get_rank(), dist.get_world_size()
         self._block, self._device = block, device
-        self.pool = pool.check(world_size=world_size)
+        self.pool = pool
         for strategy in self.pool.strategies:
             hugging_face.check_strategy(model, strategy)
         self.template = model
@@ -89,8 +97,10 @@ class HuggingFaceFamily:
             raise ValueError("model: no parameter is trained (requires_grad is False everywhere)")
         wrong = [n for n, p in model.named_parameters() if p.dtype not in (torch.float32, dtype)]
         if wrong:
-            raise ValueError(f"model: parameter {wrong[0]} is {dict(model.named_parameters())[wrong[0]].dtype}, the "
-                             f"configuration asks for {dtype}: load the model in float32, or enable bf16")
+            raise ValueError(
+                f"model: parameter {wrong[0]} is {dict(model.named_parameters())[wrong[0]].dtype}, the "
+                f"configuration asks for {dtype}: load the model in float32, or enable bf16"
+            )
         self.registry = process_registry()
         self.registry.reopen()
         grids = [RankGrid(strategy=strategy, world_size=world_size) for strategy in self.pool.strategies]
@@ -106,7 +116,7 @@ class HuggingFaceFamily:
         self.home_layout = self._home.layout
 
     def home_values(self) -> dict[str, torch.Tensor]:
-        whole = hugging_face.broadcast_whole(self.template)
+        whole = hugging_face.broadcast_whole(self.template, self._device)
         values = {
             shard.parameter: torch.empty(shard.region.shape, dtype=torch.float32, device=self._device)
             for shard in self.home_layout.shards(self._rank)

@@ -37,15 +37,15 @@ def bind_optimizer(
     return optimizer
 
 
-def _bind(
-    parameters: Any, own: Mapping[int, str], host: Mapping[str, torch.nn.Parameter]
-) -> list[torch.nn.Parameter]:
+def _bind(parameters: Any, own: Mapping[int, str], host: Mapping[str, torch.nn.Parameter]) -> list[torch.nn.Parameter]:
     bound = []
     for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
         name = own.get(id(parameter))
         if name is None:
-            raise ValueError(f"optimizer: a parameter of shape {tuple(parameter.shape)} does not belong to the model: build the "
-                             "optimizer from the parameters of the model that initialize is given")
+            raise ValueError(
+                f"optimizer: a parameter of shape {tuple(parameter.shape)} does not belong to the model: build the "
+                "optimizer from the parameters of the model that initialize is given"
+            )
         if host[name].requires_grad:
             bound.append(host[name])
     return bound

@@ -9,9 +9,7 @@ import torch
 from hotspa_plugin.data import Sample
 
 
-def gradients(
-    model: torch.nn.Module, samples: Sequence[Sample]
-) -> tuple[float, int, dict[str, torch.Tensor]]:
+def gradients(model: torch.nn.Module, samples: Sequence[Sample]) -> tuple[float, int, dict[str, torch.Tensor]]:
     """(loss sum, target tokens, fp32 gradient of loss sum / target tokens by parameter name).
 
     It shares nothing with hot switching: no packing, no plan, no slab, no attention of ours.

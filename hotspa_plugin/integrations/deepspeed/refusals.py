@@ -52,7 +52,11 @@ def find_problems(config: Mapping[str, Any]) -> list[str]:
     if isinstance(optimizer, Mapping):
         name = str(optimizer.get("type", ""))
         if name.lower() not in ELEMENTWISE_OPTIMIZERS:
-            why = "compresses gradients" if "bit" in name.lower() or "zeroone" in name.lower() else "does not update elementwise"
+            why = (
+                "compresses gradients"
+                if "bit" in name.lower() or "zeroone" in name.lower()
+                else "does not update elementwise"
+            )
             found.append(f"optimizer.type: {name} {why}: use one of Adam, AdamW, Adagrad, Lion, SGD")
     for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         if config.get(key) == "auto":

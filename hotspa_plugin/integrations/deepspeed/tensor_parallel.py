@@ -41,12 +41,16 @@ class TensorParallelPlan:
         for pattern, style in (model.config.base_model_tp_plan or {}).items():
             named.setdefault(f"{prefix}.{pattern}" if prefix else pattern, style)
         if not named:
-            raise ValueError(f"model {name} has no tensor-parallel plan (config.base_model_tp_plan): use a pool of tp1 only, "
-                             "or a model whose configuration has a plan")
+            raise ValueError(
+                f"model {name} has no tensor-parallel plan (config.base_model_tp_plan): use a pool of tp1 only, "
+                "or a model whose configuration has a plan"
+            )
         for pattern, style in named.items():
             if style not in _STYLES and style != _REPLICATED_PARTIAL:
-                raise ValueError(f"model {name}: its tensor-parallel plan asks for {style!r} at {pattern}, which hot "
-                                 f"switching does not know; known are {', '.join([*_STYLES, _REPLICATED_PARTIAL])}")
+                raise ValueError(
+                    f"model {name}: its tensor-parallel plan asks for {style!r} at {pattern}, which hot "
+                    f"switching does not know; known are {', '.join([*_STYLES, _REPLICATED_PARTIAL])}"
+                )
         return cls(
             styles={pattern: style for pattern, style in named.items() if style in _STYLES},
             partial=tuple(pattern for pattern, style in named.items() if style == _REPLICATED_PARTIAL),
@@ -83,8 +87,10 @@ def check_sizes(model: PreTrainedModel, tp: int) -> None:
     fits = [n for n in range(1, sizes["num_key_value_heads"] + 1) if all(size % n == 0 for size in sizes.values())]
     for name, size in sizes.items():
         if size % tp:
-            raise ValueError(f"strategy tp{tp}: tp {tp} does not divide {name} {size} of {type(model).__name__}; "
-                             f"tp sizes that fit: {', '.join(map(str, fits))}")
+            raise ValueError(
+                f"strategy tp{tp}: tp {tp} does not divide {name} {size} of {type(model).__name__}; "
+                f"tp sizes that fit: {', '.join(map(str, fits))}"
+            )
 
 
 def one_axis_mesh(group: torch.distributed.ProcessGroup, device: torch.device) -> DeviceMesh:

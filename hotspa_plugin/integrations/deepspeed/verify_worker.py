@@ -76,7 +76,7 @@ def make_engine(case: VerifyCase):
 
 
 def _megatron_builder(case: VerifyCase):
-    from hotspa_plugin.integrations.megatron.gpt import build_gpt
+    from hotspa_plugin.integrations.megatron.gpt import build_gpt, freeze_parameters
 
     _, spec = megatron_worker.make_spec(case, dist.get_world_size())
     dtype = megatron_worker.dtype_of(case.dtype)
@@ -84,8 +84,7 @@ def _megatron_builder(case: VerifyCase):
     def build(strategy, initialize):
         chunks = build_gpt(spec, strategy, dtype, initialize=initialize)
         for chunk in chunks:
-            for name, parameter in chunk.named_parameters():
-                parameter.requires_grad = not any(part in name for part in case.frozen)
+            freeze_parameters(chunk, lambda name: any(part in name for part in case.frozen))
         return chunks
 
     return build

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+from collections.abc import Callable
 
 import torch
 from megatron.core import tensor_parallel
@@ -54,27 +56,53 @@ class VarlenAttention(MegatronModule):
         """Returns ``[tokens, heads * head_dim]`` packed, else ``[sequence, batch, heads * head_dim]``."""
         if attention_bias is not None:
             raise ValueError("attention on CPU takes no attention bias")
-        with self._dropout_generator():
+        attend = functools.partial(_attend, scale=self.softmax_scale, dropout=self.dropout if self.training else 0.0)
+        with dropout_generator(self.config, self.dropout if self.training else 0.0):
             if packed_seq_params is None:
-                return self._attend(query, key, value).flatten(2)
-            lengths = torch.diff(packed_seq_params.cu_seqlens_q).tolist()
-            documents = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
-            return torch.cat([self._attend(q[:, None], k[:, None], v[:, None]) for q, k, v in documents]).flatten(1)
+                return attend(query, key, value).flatten(2)
+            return attend_documents(attend, query, key, value, packed_seq_params)
 
-    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """``[s, b, heads, d]`` each; returns the same shape as ``query``."""
-        query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        out = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True,
-            scale=self.softmax_scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )  # fmt: skip
-        return out.permute(2, 0, 1, 3)
 
-    def _dropout_generator(self) -> contextlib.AbstractContextManager:
-        # Heads are split over tensor parallel, so their masks come from the per-rank generator.
-        if self.training and self.dropout and not self.config.sequence_parallel:
-            return tensor_parallel.get_cuda_rng_tracker().fork()
-        return contextlib.nullcontext()
+def attend_documents(
+    attend: Callable[..., torch.Tensor],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    packed_seq_params: PackedSeqParams,
+) -> torch.Tensor:
+    """``attend`` over each document alone. ``[tokens, heads, head_dim]`` each; returns ``[tokens, heads * head_dim]``."""
+    lengths = torch.diff(packed_seq_params.cu_seqlens_q).tolist()
+    documents = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
+    return torch.cat([attend(q[:, None], k[:, None], v[:, None]) for q, k, v in documents]).flatten(1)
+
+
+def packed_attention(
+    module: MegatronModule,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    packed_seq_params: PackedSeqParams,
+) -> torch.Tensor:
+    """What Megatron's local ``DotProductAttention`` ``module`` would give, were it to take packed sequences."""
+    dropout = module.attention_dropout.p if module.training else 0.0
+    attend = functools.partial(_attend, scale=module.softmax_scale, dropout=dropout)
+    with dropout_generator(module.config, dropout):
+        return attend_documents(attend, query, key, value, packed_seq_params)
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scale: float, dropout: float
+) -> torch.Tensor:
+    """Causal attention. ``[s, b, heads, d]`` each; returns the same shape as ``query``."""
+    query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return out.permute(2, 0, 1, 3)
+
+
+def dropout_generator(config: TransformerConfig, dropout: float) -> contextlib.AbstractContextManager:
+    """Heads are split over tensor parallel, so their dropout masks come from the per-rank generator."""
+    if dropout and not config.sequence_parallel:
+        return tensor_parallel.get_cuda_rng_tracker().fork()
+    return contextlib.nullcontext()

@@ -10,6 +10,7 @@ import torch
 
 from hotspa_plugin.config import TrainingConfig
 from hotspa_plugin.integrations.megatron import training_run
+from hotspa_plugin.integrations.megatron.training_run import TrainerBuilder
 from hotspa_plugin.report.console import print_comparison, print_run
 from hotspa_plugin.report.reader import read_run
 from hotspa_plugin.runtime.recorder import check_run_directory
@@ -42,9 +43,17 @@ def choose_static(plan: training_run.TrainingPlan, *, include_all: bool = False)
     ]
 
 
-def run_demo(config: TrainingConfig, *, num_ranks: int, include_all_static: bool = False, command: str = "") -> Comparison:
+def run_demo(
+    config: TrainingConfig,
+    *,
+    num_ranks: int,
+    include_all_static: bool = False,
+    command: str = "",
+    on_ranks: str = __name__,
+) -> Comparison:
     """Trains ``config`` hot, then static; prints tables; leaves records and ``comparison.json`` in ``run.out``.
 
+    ``on_ranks`` names the module whose ``run_hot`` and ``run_static`` the ranks call.
     Raises ValueError for what does not fit, before any process is started.
     """
     out = check_run_directory(config.run.out)
@@ -52,8 +61,13 @@ def run_demo(config: TrainingConfig, *, num_ranks: int, include_all_static: bool
     print(f"{num_ranks} ranks, {config.model.name}, pool {plan.pool}, home {plan.pool.home}")
     print(f"{len(plan.source.lengths):,} sequences from {config.data.path or config.data.source}; {plan.source.counts}")
     choices = choose_static(plan, include_all=include_all_static)
-    with WorkerPool(num_ranks, device=config.run.device, collective_timeout_s=config.run.timeout_s) as workers:
-        hot = workers.run(f"{__name__}:run_hot", config=config, command=command)[0]
+    with WorkerPool(
+        num_ranks,
+        device=config.run.device,
+        collective_timeout_s=config.run.timeout_s,
+        call_timeout_s=None,  # a run takes as long as it takes
+    ) as workers:
+        hot = workers.run(f"{on_ranks}:run_hot", config=config, command=command)[0]
         print_run(read_run(out))
         runs = [_compared("hot", "hot", hot)]
         for choice in choices:
@@ -61,7 +75,7 @@ def run_demo(config: TrainingConfig, *, num_ranks: int, include_all_static: bool
                 print(f"static {choice.strategy} is left out: {choice.left_out}")
                 continue
             static = workers.run(
-                f"{__name__}:run_static", config=static_config(config, plan, choice.strategy), hot_out=config.run.out
+                f"{on_ranks}:run_static", config=static_config(config, plan, choice.strategy), hot_out=config.run.out
             )[0]
             runs.append(_compared(choice.strategy, "static", static))
     (out / _INITIAL_FILE).unlink(missing_ok=True)
@@ -79,19 +93,21 @@ def static_config(config: TrainingConfig, plan: training_run.TrainingPlan, strat
     return config.model_copy(update={"pool": pool, "home": None, "run": run})
 
 
-def run_hot(config: TrainingConfig, command: str) -> list[StepRecord]:
+def run_hot(config: TrainingConfig, command: str, build: TrainerBuilder = training_run.build_trainer) -> list[StepRecord]:
     """On each rank: the hot run, its first parameters left for the static ones."""
     return training_run.train_rank(
         torch.distributed.get_rank(), torch.distributed.get_world_size(), config, command,
-        description="hot switching", save_initial=Path(config.run.out) / _INITIAL_FILE,
+        description="hot switching", save_initial=Path(config.run.out) / _INITIAL_FILE, build=build,
     )  # fmt: skip
 
 
-def run_static(config: TrainingConfig, hot_out: str) -> list[StepRecord]:
+def run_static(
+    config: TrainingConfig, hot_out: str, build: TrainerBuilder = training_run.build_trainer
+) -> list[StepRecord]:
     """On each rank: the same batches from the same parameters under one strategy."""
     return training_run.train_rank(
         torch.distributed.get_rank(), torch.distributed.get_world_size(), config,
-        description=f"static {config.pool.partition(':')[0]}", load_initial=Path(hot_out) / _INITIAL_FILE,
+        description=f"static {config.pool.partition(':')[0]}", load_initial=Path(hot_out) / _INITIAL_FILE, build=build,
     )  # fmt: skip
 
 

@@ -121,17 +121,20 @@ def fill_interleaved(micro_batches: Sequence[MicroBatch], num_stages: int) -> li
 def gpt_forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Callable]:
     """Megatron's ``forward_step`` for a ``GPTModel`` on our micro-batches, the same on every pipeline stage."""
     batch = next(iterator)
-    packed = None
-    if isinstance(batch, PackedMicroBatch):
-        packed = PackedSeqParams(
-            qkv_format="thd",
-            cu_seqlens_q=batch.cu_seqlens,
-            cu_seqlens_kv=batch.cu_seqlens,
-            max_seqlen_q=batch.max_seqlen,
-            max_seqlen_kv=batch.max_seqlen,
-        )
+    packed = packed_seq_params(batch) if isinstance(batch, PackedMicroBatch) else None
     output = model(batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=packed)
     return output, functools.partial(per_token_loss, batch.loss_mask)
+
+
+def packed_seq_params(batch: PackedMicroBatch) -> PackedSeqParams:
+    """What Megatron's attention must know of a packed micro-batch."""
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=batch.cu_seqlens,
+        cu_seqlens_kv=batch.cu_seqlens,
+        max_seqlen_q=batch.max_seqlen,
+        max_seqlen_kv=batch.max_seqlen,
+    )
 
 
 def per_token_loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict]:

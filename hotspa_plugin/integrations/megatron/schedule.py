@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,13 +24,20 @@ class HotSwitchSchedule:
 
     The data iterator yields ``GlobalBatch`` objects (of a list, one per model chunk, the first is read). Gradients
     are finished once, at home, at the end; the returned report is the same on every rank: [loss sum, target tokens]
-    of the whole batch. A ``forward_step_func`` given replaces that of every strategy's runner.
+    of the whole batch. A ``forward_step_func`` given replaces that of every strategy's runner, as ``adapt`` makes it.
     """
 
-    def __init__(self, loop: BucketLoop, home: StrategyModules, finalize: Callable[..., None] | None = None) -> None:
+    def __init__(
+        self,
+        loop: BucketLoop,
+        home: StrategyModules,
+        finalize: Callable[..., None] | None = None,
+        adapt: Callable[[Callable], Callable] | None = None,
+    ) -> None:
         self.loop = loop
         self.home = home
         self._finalize = finalize
+        self._adapt = functools.lru_cache(maxsize=1)(adapt) if adapt else (lambda forward_step: forward_step)
         self.last_result: BatchResult | None = None
 
     def __call__(
@@ -44,7 +52,7 @@ class HotSwitchSchedule:
         _refuse_unknown(unused)
         if forward_step_func is not None:
             for runner in self.loop.runners:
-                runner.forward_step = forward_step_func
+                runner.forward_step = self._adapt(forward_step_func)
         batch = next(data_iterator[0] if isinstance(data_iterator, Sequence) else data_iterator)
         with self.home.state.active():
             overlap.gather_parameters(self.home.chunks)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -139,6 +141,10 @@ def build_trainer(plan: TrainingPlan, recorder: RunRecorder | NullRecorder):
     )
 
 
+# Returns a ``Trainer``, or what has its methods.
+TrainerBuilder = Callable[["TrainingPlan", "RunRecorder | NullRecorder"], Any]
+
+
 def make_sampler(plan: TrainingPlan) -> GlobalBatchSampler:
     data = plan.config.data
     return GlobalBatchSampler(
@@ -183,6 +189,7 @@ def train_rank(
     description: str = "training",
     save_initial: Path | None = None,
     load_initial: Path | None = None,
+    build: TrainerBuilder = build_trainer,
 ) -> list[StepRecord]:
     """Trains on this rank; rank 0 shows progress and writes the records. Returns this session's steps.
 
@@ -196,7 +203,7 @@ def train_rank(
     plan = plan_training(config, num_ranks=world_size, command=command)
     check_agreement("the data", plan.source.fingerprint(), device=torch.device(torch.cuda.current_device()))
     out, record = Path(config.run.out), config.run.record
-    trainer = build_trainer(plan, NullRecorder())
+    trainer = build(plan, NullRecorder())
     loop = TrainLoop(
         trainer=trainer,
         source=plan.source,

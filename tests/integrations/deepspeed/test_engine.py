@@ -49,7 +49,9 @@ def test_bf16_differs_from_fp32_no_more_than_static_deepspeed(workers):
     static_losses = [sum(losses) / 4 for losses in zip(*(rank["losses"] for rank in static))]
 
     def weight_error(weights: dict) -> float:
-        square = sum((weights[name].float() - weight).double().square().sum() for name, weight in exact["weights"].items())
+        square = sum(
+            (weights[name].float() - weight).double().square().sum() for name, weight in exact["weights"].items()
+        )
         return float(square**0.5)
 
     def loss_error(losses: list[float]) -> float:

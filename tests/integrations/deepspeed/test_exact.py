@@ -48,7 +48,9 @@ def check_equal(actual: dict, expected: dict) -> None:
         assert (actual["weights"][name] - weight).abs().max() < 1e-5, name
 
 
-@pytest.mark.parametrize(("stage", "home", "packing"), [(0, "tp4", "packed"), (1, "tp2", "padded"), (2, "tp1", "packed")])
+@pytest.mark.parametrize(
+    ("stage", "home", "packing"), [(0, "tp4", "packed"), (1, "tp2", "padded"), (2, "tp1", "packed")]
+)
 def test_ten_steps_equal_one_process(workers, reference, stage, home, packing):
     config = work.ds_config(pool=POOL, stage=stage, block={"home": home, "packing": packing})
     actual = workers.run(f"{WORK}:train", family="llama", config=config, batches=BATCHES)[0]
@@ -56,16 +58,18 @@ def test_ten_steps_equal_one_process(workers, reference, stage, home, packing):
 
 
 @pytest.mark.parametrize(
-    ("family", "stage", "sizes"),
+    ("family", "stage", "pool", "home", "sizes"),
     [
-        ("qwen3", 3, {}),
-        ("qwen2", 1, {"tie_word_embeddings": True}),
-        ("llama", 1, {"attention_bias": True, "mlp_bias": True, "vocab_size": 98}),
-        ("mistral", 0, {"sliding_window": 100}),
+        ("qwen3", 3, POOL, "tp2", {}),
+        ("qwen3", 0, POOL, "tp4", {}),  # q/k norms replicated at home, each copy holding a part
+        ("qwen2", 1, POOL, "tp2", {"tie_word_embeddings": True}),
+        ("llama", 1, POOL, "tp2", {"attention_bias": True, "mlp_bias": True, "vocab_size": 98}),
+        ("mistral", 0, "tp1:128 tp2rc:512 tp4rc:2048", "tp2rc", {"sliding_window": 100}),
     ],
 )
-def test_model_families(workers, reference, family, stage, sizes):
-    config = work.ds_config(pool=POOL, stage=stage, block={"home": "tp2", "switch": {"memory_mb": 0.05}})
+def test_model_families(workers, reference, family, stage, pool, home, sizes):
+    block = {"home": home, "switch": {"memory_mb": 0.05}, "micro_batch_tokens": {"tp1": 200}}
+    config = work.ds_config(pool=pool, stage=stage, block=block)
     batches = BATCHES[:3]
     actual = workers.run(f"{WORK}:train", family=family, config=config, batches=batches, sizes=sizes)[0]
     check_equal(actual, reference(family, batches, **sizes))
@@ -83,3 +87,16 @@ def test_megatron_models_equal_one_process(workers, preset, stage, pool, home):
         f"{WORK}:train_megatron_reference", preset=preset, pool=pool, batches=BATCHES, initial=actual["initial"]
     )
     check_equal(actual, expected)
+
+
+def test_dropout_repeats_and_keeps_copies_equal(workers):
+    config = work.ds_config(pool=POOL, stage=1, block={"home": "tp2"})
+    runs = [
+        workers.run(
+            f"{WORK}:train", family="llama", config=config, batches=BATCHES[:2], sizes={"attention_dropout": rate}
+        )[0]
+        for rate in (0.2, 0.2, 0.0)
+    ]
+    assert runs[0]["differing"] == []
+    assert runs[0]["losses"] == runs[1]["losses"]
+    assert abs(runs[0]["losses"][0] - runs[2]["losses"][0]) > 1e-4

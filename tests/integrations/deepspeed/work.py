@@ -58,7 +58,9 @@ def ds_config(*, pool: str | None, stage: int = 0, **changes: Any) -> dict[str, 
     return config
 
 
-def train(*, family: str, config: dict[str, Any], batches: list[list[int]], sizes: dict | None = None) -> dict[str, Any]:
+def train(
+    *, family: str, config: dict[str, Any], batches: list[list[int]], sizes: dict | None = None
+) -> dict[str, Any]:
     """Trains one step per batch on every rank; rank 0 returns losses, norms and whole weights."""
     prepare()
     import hotspa_plugin.deepspeed as hotspa
@@ -197,7 +199,9 @@ def train_deepspeed(
     return {"losses": losses, "weights": weights}
 
 
-def resume(*, family: str, config: dict[str, Any], other: dict[str, Any], batches: list[list[int]], folder: str) -> dict:
+def resume(
+    *, family: str, config: dict[str, Any], other: dict[str, Any], batches: list[list[int]], folder: str
+) -> dict:
     """Trains unbroken, and once more with a checkpoint halfway that a run under ``other`` resumes."""
     prepare()
     import hotspa_plugin.deepspeed as hotspa
@@ -216,7 +220,13 @@ def resume(*, family: str, config: dict[str, Any], other: dict[str, Any], batche
     assert engine.global_steps == half
     resumed = [engine.train_batch(make_batch(batches[s], s)).item() for s in range(half, len(batches))]
     actual, _ = engine.gather_parameters()
-    return {"unbroken": unbroken[half:], "resumed": resumed, "lr": engine.get_lr(), "expected": expected, "actual": actual}
+    return {
+        "unbroken": unbroken[half:],
+        "resumed": resumed,
+        "lr": engine.get_lr(),
+        "expected": expected,
+        "actual": actual,
+    }
 
 
 def save(*, family: str, config: dict[str, Any], folder: str) -> None:

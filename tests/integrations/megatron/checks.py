@@ -1,10 +1,17 @@
 """What many tests of this folder ask of a report, and the small models they run."""
 
+import pytest
+
 from hotspa_plugin.integrations.megatron.verify import verify_case
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase
 
 # Sizes that tp 1, 2, 3, 4 and 6 divide; the MLP is as narrow as that allows.
 NARROW = {"num_layers": 2, "hidden_size": 96, "num_attention_heads": 12, "ffn_hidden_size": 96}
+
+
+def mostly_slow(*values):
+    """Parameters of which the first is tried always, the others among the slow tests."""
+    return [values[0], *(pytest.param(value, marks=pytest.mark.slow) for value in values[1:])]
 
 
 def assert_exact(report):

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from hotspa_plugin import cpu
+from hotspa_plugin.integrations.megatron.process import prepare_process
 from hotspa_plugin.runtime.rank_process import resolve_target
 
 
 def run_with(fault, target, **kwargs):
     """``target(**kwargs)`` with the named fault in place."""
-    cpu.enable()
+    prepare_process()
     with pytest.MonkeyPatch.context() as patch:
         FAULTS[fault](patch)
         return resolve_target(target)(**kwargs)
@@ -20,7 +20,7 @@ def run_with(fault, target, **kwargs):
 
 def _change_copies(patch, change):
     """``change(copies, at_home)`` alters what the planner of flushes thinks of a group's copies."""
-    from hotspa_plugin.resharding import planner
+    from hotspa_plugin.resharding import flush_planner as planner
 
     original = planner.copies_of_group
 
@@ -133,7 +133,7 @@ def flush_skipped(patch):
     def flush(self, label):
         if label == next(iter(self._tenants)):
             self._occupant = None
-            return self._tenants[label].flush._moved
+            return self._tenants[label].flush_bytes
         return original(self, label)
 
     patch.setattr(HotSwitcher, "flush", flush)
@@ -243,11 +243,11 @@ def count_summed_over_replicas(patch):
 
     original = HotSwitchSchedule._finish_gradients
 
-    def finish(self, num_target_tokens):
+    def finish(self, num_target_tokens, options):
         place = self.home.coordinate
         self.home = dataclasses.replace(self.home, coordinate=dataclasses.replace(place, dp=0))
         try:
-            original(self, num_target_tokens)
+            original(self, num_target_tokens, options)
         finally:
             self.home = dataclasses.replace(self.home, coordinate=place)
 

@@ -65,9 +65,9 @@ class FaultyWorkers:
 @pytest.mark.parametrize(
     ("fault", "settings"),
     [
-        pytest.param(fault, settings, id=f"{fault}-{settings['pool'].replace(' ', '_')}")
+        pytest.param(fault, settings, id=f"{fault}-{settings['pool'].replace(' ', '_')}", marks=marks)
         for fault, cases in CASES.items()
-        for settings in cases
+        for settings, marks in zip(cases, [(), *[pytest.mark.slow] * len(cases)], strict=False)
     ],
 )
 def test_fault_is_noticed(workers, fault, settings):
@@ -79,6 +79,7 @@ def test_every_fault_has_a_case():
     assert CASES.keys() == FAULTS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)
 def test_without_the_faults_these_cases_are_exact(workers):
     """So it is the fault that is noticed, and none of them outlives its call."""

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, build_trainer, make_batch
 
-from .checks import check
+from .checks import check, mostly_slow
 
 LENGTHS = ((7, 40, 1, 64, 100), (5, 33))
 FIRST = ("embedding.", "decoder.layers.0.")
@@ -23,14 +23,16 @@ FIRST = ("embedding.", "decoder.layers.0.")
     ],
 )
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-gpt"])
-@pytest.mark.parametrize("distributed_optimizer", [False, True], ids=["adam", "distributed"])
+@pytest.mark.parametrize("distributed_optimizer", mostly_slow(True, False), ids=["distributed", "adam"])
 def test_frozen_first_layers(workers, pool, home, model, distributed_optimizer):
     check(workers, pool, home=home, model=model, frozen=FIRST, lengths=LENGTHS,
           distributed_optimizer=distributed_optimizer)  # fmt: skip
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("frozen", [("embedding.",), ("decoder.",), ("norm", "bias"), ("embedding.", "decoder.layers.3.")])
+@pytest.mark.parametrize(
+    "frozen", mostly_slow(("embedding.",), ("decoder.",), ("norm", "bias"), ("embedding.", "decoder.layers.3."))
+)
 def test_other_choices(workers, frozen):
     check(workers, "tp1:32 tp2nosp:64 pp2rc:128", model="tiny-gpt", frozen=frozen, lengths=LENGTHS)
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from .checks import NARROW, check
+from .checks import NARROW, check, mostly_slow
 
-PACKINGS = pytest.mark.parametrize("packing", ["packed", "padded"])
-OPTIMIZERS = pytest.mark.parametrize("distributed_optimizer", [False, True], ids=["adam", "distributed"])
+PACKINGS = pytest.mark.parametrize("packing", mostly_slow("packed", "padded"))
+OPTIMIZERS = pytest.mark.parametrize("distributed_optimizer", mostly_slow(True, False), ids=["distributed", "adam"])
 
 
 @pytest.mark.ranks(4)
@@ -19,7 +19,7 @@ def test_all_targets_on_one_replica(workers, pool, distributed_optimizer):
 
 
 @pytest.mark.ranks(4)
-@PACKINGS
+@pytest.mark.parametrize("packing", ["packed", "padded"])
 def test_targets_are_counted_over_the_whole_batch(workers, packing):
     report = check(workers, "tp1:16 tp2:64 tp2pp2:256", lengths=((7, 129, 1, 64),), packing=packing)
     assert report["target_tokens"] == 197
@@ -80,3 +80,11 @@ def test_lengths_that_vary_through_a_pipeline(workers, home, packing):
 def test_a_tiny_model_at_its_bounds(workers, lengths):
     """Lengths equal to a bound belong to its bucket."""
     check(workers, "tp1:12 tp2:20 tp4:32", lengths=(lengths,), model_changes=NARROW)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("pool", ["tp4:16 pp4:32", "tp2pp2:16 tp4nosp:32"])
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-gpt"])
+def test_documents_that_share_a_row(workers, pool, model):
+    """With one replica both are packed together, and are trained as if each were alone."""
+    check(workers, pool, model=model, lengths=((3, 5), (5, 3), (1, 4, 1, 8), (17, 8, 7)))

@@ -5,7 +5,7 @@ import pytest
 from hotspa_plugin.integrations.megatron.verify import verify_case
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, make_spec
 
-from .checks import NARROW, check
+from .checks import NARROW, check, mostly_slow
 
 LENGTHS = ((7, 40, 1, 64, 100), (5, 33))
 
@@ -26,14 +26,14 @@ def test_one_padded_vocabulary_for_the_pool(vocab_size, divisible_by, pool, padd
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-gpt"])
-@pytest.mark.parametrize("vocab_size", [101, 127, 128])
+@pytest.mark.parametrize("vocab_size", mostly_slow(101, 127, 128))
 def test_vocabulary_that_tp_does_not_divide(workers, model, vocab_size):
     check(workers, "tp1:32 tp2:64 tp4:128", model=model, vocab_size=vocab_size, lengths=LENGTHS)
 
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("home", ["tp1", "tp2", "tp4"])
-@pytest.mark.parametrize("packing", ["packed", "padded"])
+@pytest.mark.parametrize("packing", mostly_slow("packed", "padded"))
 def test_gate_and_up_are_cut_apart(workers, home, packing):
     check(workers, "tp1:32 tp2:64 tp4:128", home=home, packing=packing, model_changes=NARROW, lengths=LENGTHS)
 
@@ -48,7 +48,7 @@ def test_gate_and_up_are_cut_apart(workers, home, packing):
         ("tp2:32 tp3:64 pp2:128", "tp3"),
     ],
 )
-@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+@pytest.mark.parametrize("activation", mostly_slow("swiglu", "gelu"))
 def test_tp_3_beside_tp_2(workers, pool, home, activation):
     """A third and a half of one tensor overlap in pieces of a sixth."""
     changes = {**NARROW, "num_query_groups": 6, "activation": activation}
@@ -56,7 +56,7 @@ def test_tp_3_beside_tp_2(workers, pool, home, activation):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("num_query_groups", [1, 2])
+@pytest.mark.parametrize("num_query_groups", mostly_slow(2, 1))
 @pytest.mark.parametrize("home", ["tp1", "tp4", "tp4nosp"])
 def test_fewer_query_groups_than_tp(workers, num_query_groups, home):
     pool = "tp1:16 tp2:32 tp4:64 tp4nosp:128"
@@ -74,7 +74,7 @@ def test_fewer_query_groups_than_tp(workers, num_query_groups, home):
         ("tp1:32 pp4:64 tp4nosp:128", "tp4nosp"),
     ],
 )
-@pytest.mark.parametrize("model", [{"preset": "tiny-gpt"}, {"preset": "tiny-llama", "tied_embeddings": True}],
+@pytest.mark.parametrize("model", mostly_slow({"preset": "tiny-gpt"}, {"preset": "tiny-llama", "tied_embeddings": True}),
                          ids=["learned", "rope"])  # fmt: skip
 def test_tied_embeddings_on_one_and_two_stages(workers, pool, home, model):
     check(workers, pool, home=home, model=model["preset"], model_changes=model, lengths=LENGTHS,
@@ -88,7 +88,7 @@ def test_untied_embeddings_stay_apart(workers):
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("home", ["tp1", "tp2", "tp2nosp", "tp4nosp"])
-@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+@pytest.mark.parametrize("norm", mostly_slow("rmsnorm", "layernorm"))
 def test_query_and_key_norms(workers, home, norm):
     """Every rank's heads give a part of these norms' gradients, with and without sequence parallelism."""
     changes = {"qk_layernorm": True, "norm": norm, "num_layers": 2}

@@ -23,13 +23,15 @@ def pretrain(
     start: str | None = None,
     script: str = str(SCRIPT),
     fault: str | None = None,
+    hooks: bool = True,
 ) -> dict[str, Any]:
     """Runs ``script`` with ``argv``, as a launcher would.
 
     Returns, from every rank, exact losses and gradient norms of all iterations, validation losses and the exit code.
     ``start`` names a file of whole parameters by name: the run starts from it, or writes it if it is missing. With
     ``folder`` rank 0 leaves ``gradients.pt`` (of the first iteration) and ``parameters.pt`` (after the last) there.
-    ``fault`` names one of ``faults.FAULTS``, wrong on purpose.
+    ``fault`` names one of ``faults.FAULTS``, wrong on purpose. Without ``hooks`` Megatron is stock (and so must the
+    script be that runs it).
     """
     os.environ.update(
         RANK=str(dist.get_rank()), WORLD_SIZE=str(dist.get_world_size()), LOCAL_RANK=str(dist.get_rank()),
@@ -38,9 +40,16 @@ def pretrain(
     from hotspa_plugin.integrations.megatron.megatron_training import cpu
 
     cpu.enable()
+    from hotspa_plugin.integrations.megatron.megatron_training import refusals
+
+    refusals._OTHERS_WAIT_S = 0.0  # no launcher ends these ranks early
     from tests.integrations.megatron_training import faults
     from tests.integrations.megatron_training.recorder import Recorder
 
+    import hotspa_plugin.megatron_adaptor  # noqa: F401
+    from hotspa_plugin.integrations.megatron.megatron_training import inventory
+
+    (inventory.install if hooks else inventory.remove)()
     output, errors = io.StringIO(), io.StringIO()
     code = 0
     before = sys.argv
@@ -54,6 +63,7 @@ def pretrain(
     finally:
         sys.argv = before
         forget_run()
+        inventory.install()
     return {"code": code, "losses": recorder.losses, "grad_norms": recorder.grad_norms, "copies": recorder.differing,
             "validation": recorder.validation, "output": output.getvalue(), "errors": _plain(errors.getvalue())}  # fmt: skip
 
@@ -80,3 +90,25 @@ def forget_run() -> None:
     parallel_state.reset()
     gc.collect()
     torch.distributed.barrier()
+
+
+def inventory_symbols() -> list[tuple[str, bool]]:
+    """Every hooked function and whether its place holds the wrapper; then, once more, after removing the hooks."""
+    import importlib
+
+    from hotspa_plugin.integrations.megatron.megatron_training import cpu, hooks, inventory
+
+    cpu.enable()
+
+    def state() -> list[tuple[str, bool]]:
+        return [
+            (hook.symbol, hooks.is_hooked(getattr(importlib.import_module(hook.module), hook.name)))
+            for hook in inventory.inventory()
+        ]
+
+    inventory.install()
+    installed = state()
+    inventory.remove()
+    removed = state()
+    inventory.install()
+    return [*installed, *removed]

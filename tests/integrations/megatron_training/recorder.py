@@ -31,8 +31,6 @@ class Recorder:
         self._layout: Any = None
 
     def __enter__(self) -> Recorder:
-        import hotspa_plugin.megatron_adaptor  # noqa: F401  (its hooks lie below ours)
-
         self._wrap("setup_model_and_optimizer", self._after_setup)
         self._wrap("train_step", self._after_step)
         self._wrap("evaluate", self._after_evaluation)

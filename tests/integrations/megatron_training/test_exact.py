@@ -2,37 +2,14 @@
 
 import pytest
 
+from tests.integrations.megatron_training.comparing import assert_same_training, relative, worst_tensor
+from tests.integrations.megatron_training.conftest import BASE
 
 pytestmark = pytest.mark.gloo
 
-POOL = "--hotspa-sample-unit sample --hotspa-pool 'tp1:16 tp2:48 tp4:128'"
-
-
-def relative(left, right):
-    return [abs(a - b) / max(abs(b), 1e-30) for a, b in zip(left, right, strict=True)]
-
-
-def worst_tensor(actual, expected):
-    """Largest relative error of a tensor, its norm counting at least 1e-7 of the whole."""
-    assert actual.keys() == expected.keys()
-    floor = 1e-7 * sum(t.double().square().sum().item() for t in expected.values()) ** 0.5
-    errors = {
-        name: (actual[name].double() - t.double()).norm().item() / max(t.double().norm().item(), floor)
-        for name, t in expected.items()
-    }
-    worst = max(errors, key=errors.get)
-    return errors[worst], worst
-
-
-def assert_same_training(hot, static):
-    assert hot.code == static.code == 0, hot.errors
-    assert len(hot.losses) == len(static.losses)
-    assert max(relative(hot.losses, static.losses)[:5]) < 1e-6
-    assert max(relative(hot.grad_norms, static.grad_norms)[:5]) < 1e-6
-    assert max(relative(hot.losses, static.losses)) < 1e-5
-    assert max(relative(hot.grad_norms, static.grad_norms)) < 1e-5
-    assert worst_tensor(hot.gradients(), static.gradients())[0] < 1e-5
-    assert not hot.copies
+SAMPLE = "--hotspa-sample-unit sample"
+POOL = "--hotspa-pool 'tp1:16 tp2:48 tp4:128'"
+OVERLAP = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +23,106 @@ def static_dp4(pretrain_once, static_tp4):
 
 
 def test_three_strategies_train_like_each_static_one(pretrain, static_tp4, static_dp4):
-    hot = pretrain(f"--tensor-model-parallel-size 4 {POOL}", iterations=20)
+    hot = pretrain(f"--tensor-model-parallel-size 4 {SAMPLE} {POOL} --hotspa-check-every 5", iterations=20)
     assert_same_training(hot, static_tp4)
     assert_same_training(hot, static_dp4)
-    print("loss", max(relative(hot.losses, static_dp4.losses)), "norm", max(relative(hot.grad_norms, static_dp4.grad_norms)),
-          "gradient", worst_tensor(hot.gradients(), static_dp4.gradients()), "noise",
-          worst_tensor(static_tp4.gradients(), static_dp4.gradients()),
-          max(relative(static_tp4.losses, static_dp4.losses)), max(relative(static_tp4.grad_norms, static_dp4.grad_norms)))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        f"--tensor-model-parallel-size 2 {OVERLAP} {SAMPLE} --hotspa-pool 'tp1:16 tp4:48 tp2:128'",
+        f"--use-distributed-optimizer --tensor-model-parallel-size 2 {SAMPLE} --hotspa-pool 'tp1:16 tp4:48 tp2:128'",
+    ],
+)
+def test_the_distributed_optimizer_trains_the_same_for_twenty_iterations(pretrain, static_dp4, flags):
+    assert_same_training(pretrain(flags, iterations=20), static_dp4)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        f"{OVERLAP} --hotspa-pool 'tp4:127 tp1:128'",  # home without work on most ranks
+        f"--pipeline-model-parallel-size 2 {OVERLAP} --hotspa-pool 'tp1:16 tp4:127 pp2:128'",
+        "--tensor-model-parallel-size 2 --overlap-grad-reduce --hotspa-pool 'tp1:16 tp4:48 tp2:128'",
+        "--tensor-model-parallel-size 4 --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128' --hotspa-bucket-order descending",
+        "--tensor-model-parallel-size 4 --sequence-parallel --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128'",
+        "--pipeline-model-parallel-size 4 --hotspa-pool 'tp1:16 tp2pp2:48 pp4:128'",
+        "--pipeline-model-parallel-size 2 --hotspa-pool 'tp1:16 tp2pp2vpp2:48 pp2:128'",
+        "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+        f"{OVERLAP} --hotspa-pool 'tp1:16 tp4:48 pp2vpp2:128'",
+        "--hotspa-home tp2 --hotspa-pool 'tp1rc:16 tp4:48 tp2:128'",
+        "--tensor-model-parallel-size 4 --hotspa-packing packed --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128'",
+        "--tensor-model-parallel-size 4 --sequence-parallel --hotspa-packing packed "
+        "--hotspa-pool 'tp1:16 tp2:48 tp4:128' --hotspa-switch-memory-mb 1",
+    ],
+)
+def test_a_few_steps_are_exact(pretrain, static_tp4, flags):
+    hot = pretrain(f"{SAMPLE} {flags}", iterations=3)
+    assert hot.code == 0, hot.errors
+    assert max(relative(hot.losses, static_tp4.losses[:3])) < 1e-6
+    assert max(relative(hot.grad_norms, static_tp4.grad_norms[:3])) < 1e-6
+    assert worst_tensor(hot.gradients(), static_tp4.gradients())[0] < 1e-5
+    assert not hot.copies
+
+
+def test_documents_read_by_the_plugin_are_the_same_samples(pretrain, static_tp4):
+    hot = pretrain(f"--tensor-model-parallel-size 4 {POOL}", iterations=3)
+    assert max(relative(hot.losses, static_tp4.losses[:3])) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "flags"),
+    [
+        ("tied", ("--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear",
+                  "--position-embedding-type learned_absolute"), ""),
+        ("q/k norms", ("", ""), "--qk-layernorm"),
+        ("q/k norms, sequence parallel", ("", ""), "--qk-layernorm --sequence-parallel"),
+    ],
+)  # fmt: skip
+def test_other_models_are_exact(pretrain, model, changes, flags):
+    base = BASE.replace("\n    ", " ").replace(*changes) if changes[0] else BASE
+    base = base.replace("--untie-embeddings-and-output-weights", "") if model == "tied" else base
+    options = {"model": model.replace("/", ""), "base": base}
+    static = pretrain(f"--tensor-model-parallel-size 4 {flags}", **options)
+    hot = pretrain(
+        f"--tensor-model-parallel-size 4 {flags} {SAMPLE} --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128'", **options
+    )
+    assert_same_training(hot, static)
+
+
+@pytest.mark.parametrize(
+    ("fault", "flags"),
+    [
+        ("all partial", "--tensor-model-parallel-size 4"),
+        ("all identical", "--tensor-model-parallel-size 4 --sequence-parallel"),
+        ("count everywhere", "--tensor-model-parallel-size 2"),
+        ("stale parameters", f"--tensor-model-parallel-size 2 {OVERLAP}"),
+    ],
+)
+def test_what_is_wrong_on_purpose_shows(pretrain, static_tp4, fault, flags):
+    hot = pretrain(f"{flags} {SAMPLE} {POOL}", iterations=3, fault=fault)
+    wrong = worst_tensor(hot.gradients(), static_tp4.gradients())[0] > 1e-3
+    drifted = max(relative(hot.grad_norms, static_tp4.grad_norms[:3])) > 1e-5
+    assert wrong or drifted
+
+
+def test_dropout_is_reproducible(pretrain):
+    base = BASE.replace("--attention-dropout 0 --hidden-dropout 0", "--attention-dropout 0.1 --hidden-dropout 0.1")
+    flags = f"--tensor-model-parallel-size 4 {SAMPLE} --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128'"
+    first, second = pretrain(flags, base=base), pretrain(flags, base=base)
+    assert first.losses == second.losses
+    assert first.grad_norms == second.grad_norms
+
+
+def test_without_a_pool_megatron_is_what_it_was(pretrain, tmp_path, static_tp4):
+    # The example installs the hooks itself, so the stock run takes a copy without that line.
+    from tests.integrations.megatron_training.rank import SCRIPT
+
+    stock = tmp_path / "stock.py"
+    line = "import hotspa_plugin.megatron_adaptor  # noqa: F401  isort: skip\n"
+    assert line in SCRIPT.read_text()
+    stock.write_text(SCRIPT.read_text().replace(line, ""))
+    unhooked = pretrain("--tensor-model-parallel-size 4", script=str(stock), hooks=False)
+    assert unhooked.losses == static_tp4.losses[:3]
+    assert unhooked.grad_norms == static_tp4.grad_norms[:3]

@@ -20,7 +20,12 @@ from megatron.core.utils import get_model_config
 
 from hotspa_plugin.integrations.megatron.megatron_training import data, documents, flags, hot_run
 from hotspa_plugin.integrations.megatron.megatron_training.hot_run import HotRun
-from hotspa_plugin.integrations.megatron.megatron_training.refusals import refuse_unsupported, user_errors
+from hotspa_plugin.integrations.megatron.megatron_training.packed import loss_function_of
+from hotspa_plugin.integrations.megatron.megatron_training.refusals import (
+    refuse_unsupported,
+    refuse_without_pool,
+    user_errors,
+)
 from hotspa_plugin.integrations.megatron.megatron_training.step_log import write_scalars
 from hotspa_plugin.integrations.megatron.megatron_training.strategy_arguments import StrategyArguments, changes_for
 from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
@@ -45,8 +50,10 @@ def wrap_validate_args(original: Callable) -> Callable:
     def validate_args(args: argparse.Namespace, *rest: Any, **options: Any) -> argparse.Namespace:
         hot_run.begin(None)
         if not getattr(args, "hotspa_pool", None):
+            with user_errors(args.rank):
+                refuse_without_pool(args)
             return original(args, *rest, **options)
-        with user_errors(args.rank):
+        with user_errors(args.rank, "--hotspa-pool"):
             pool = flags.read_pool(args)
             refuse_unsupported(args, pool)
         for name, value in flags.strategy_flags(pool.home, args).items():
@@ -55,7 +62,7 @@ def wrap_validate_args(original: Callable) -> Callable:
         _switch_on_what_is_needed(args)
         parsed = copy.deepcopy(args)
         result = original(args, *rest, **options)
-        with user_errors(args.rank):
+        with user_errors(args.rank, "--hotspa-pool"):
             pool = _check_pool(pool, args)
 
         def validate(other: argparse.Namespace) -> None:
@@ -76,6 +83,15 @@ def _switch_on_what_is_needed(args: argparse.Namespace) -> None:
     if not args.calculate_per_token_loss:
         args.calculate_per_token_loss = True
         _notice(args, "--calculate-per-token-loss is switched on: the loss is divided once, by the tokens of all buckets")
+    if getattr(args, "sft", False) or getattr(args, "dataloader_inter_document_masking", False):
+        if args.hotspa_packing != "packed":
+            args.hotspa_packing = "packed"
+            _notice(args, "--hotspa-packing packed is switched on: the script trains on packs of sequences")
+    if getattr(args, "sft", False) and args.hotspa_sample_unit != "sample":
+        args.hotspa_sample_unit = "sample"
+        _notice(args, "--hotspa-sample-unit sample is switched on: conversations come from the script's own data set")
+    if args.hotspa_timeout_s is not None:
+        args.distributed_timeout_minutes = args.hotspa_timeout_s / 60
     args.barrier_with_L1_time = False
     args.create_attention_mask_in_dataloader = False
 
@@ -110,10 +126,11 @@ def wrap_setup_model_and_optimizer(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def setup_model_and_optimizer(*args: Any, **options: Any) -> tuple:
-        result = original(*args, **options)
         run = hot_run.current()
         if run is None:
-            return result
+            return original(*args, **options)
+        with _other_home_refused(run), user_errors(torch.distributed.get_rank()):
+            result = original(*args, **options)
         from megatron.core.utils import unwrap_model
 
         given = signature.bind(*args, **options).arguments
@@ -123,6 +140,22 @@ def wrap_setup_model_and_optimizer(original: Callable) -> Callable:
         return result
 
     return setup_model_and_optimizer
+
+
+@contextlib.contextmanager
+def _other_home_refused(run: HotRun) -> Iterator[None]:
+    """Says what to do where Megatron cannot load an optimizer that was saved under another strategy."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "mismatch after resume" not in str(error):
+            raise
+        with user_errors(torch.distributed.get_rank()):
+            raise ValueError(
+                f"the checkpoint in --load {get_args().load} holds an optimizer of another home than {run.pool.home} "
+                f"({str(error).partition(':')[0]}): choose its strategy with --hotspa-home, or save the checkpoint with "
+                "--dist-ckpt-optim-fully-reshardable"
+            ) from error
 
 
 def _model_factory(run: HotRun, home: list, given: dict[str, Any]) -> Callable[[ParallelStrategy], list]:
@@ -193,7 +226,7 @@ def wrap_build_iterators(original: Callable) -> Callable:
         if get_args().hotspa_sample_unit == "document":
             provider = functools.partial(_document_provider, run)
             provider.is_distributed = True
-        with data.every_rank_reads(), user_errors(torch.distributed.get_rank()):
+        with data.every_rank_reads(), user_errors(torch.distributed.get_rank(), "--hotspa-overlong"):
             return original(provider)
 
     return build_train_valid_test_data_iterators
@@ -206,18 +239,24 @@ def _document_provider(run: HotRun, num_samples: list[int], vp_stage: int | None
 def wrap_build_loader(original: Callable) -> Callable:
     @functools.wraps(original)
     def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
-        if hot_run.current() is None or dataset is None:
+        run = hot_run.current()
+        if run is None or dataset is None:
             return original(dataset, consumed_samples)
         from megatron.core.datasets.utils import Split
         from megatron.core.num_microbatches_calculator import get_current_running_global_batch_size
 
         args = get_args()
         split = getattr(dataset, "split", getattr(dataset, "index_split", None))
+        batch_size = get_current_running_global_batch_size
         if split in (Split.valid, Split.test):
-            size = getattr(args, "eval_global_batch_size", args.global_batch_size)
-            return data.BatchLoader(dataset, consumed_samples, batch_size=lambda: size, step=lambda: args.curr_iteration)
+            batch_size = functools.partial(getattr, args, "eval_global_batch_size", args.global_batch_size)
         return data.BatchLoader(
-            dataset, consumed_samples, batch_size=get_current_running_global_batch_size, step=lambda: args.curr_iteration
+            dataset,
+            consumed_samples,
+            batch_size=batch_size,
+            step=lambda: args.curr_iteration,
+            bound_tokens=run.pool.bounds_tokens[-1],
+            overlong=args.hotspa_overlong,
         )
 
     return build_pretraining_data_loader
@@ -268,9 +307,14 @@ def wrap_train_step(original: Callable) -> Callable:
 
 
 def wrap_train(original: Callable) -> Callable:
+    signature = inspect.signature(original)
+
     @functools.wraps(original)
     def train(*args: Any, **options: Any) -> Any:
         run = hot_run.current()
+        if run is not None and get_args().hotspa_packing == "packed":
+            with user_errors(torch.distributed.get_rank()):
+                loss_function_of(signature.bind(*args, **options).arguments["forward_step_func"])
         try:
             result = original(*args, **options)
         except SystemExit:  # how Megatron ends a run for a signal or a time limit

@@ -40,6 +40,40 @@ def sequences_of(item: Mapping[str, Any]) -> list[Sample]:
     return sequences
 
 
+def limited(sequences: list[Sample], bound_tokens: int, policy: str) -> list[Sample]:
+    """``sequences`` with none over the bound: cut, split into pieces or left out, as ``policy`` says.
+
+    Raises ValueError under ``error``. Pieces keep their labels, so that no target is lost.
+    """
+    kept = []
+    for sequence in sequences:
+        if len(sequence) <= bound_tokens:
+            kept.append(sequence)
+        elif policy == "error":
+            raise ValueError(f"a sample has {len(sequence)} tokens, over the last bound of --hotspa-pool, {bound_tokens}: "
+                             "raise that bound, or say with --hotspa-overlong what to do with it")
+        elif policy != "drop":
+            stop = bound_tokens if policy == "truncate" else len(sequence)
+            kept += [_cut(sequence, start, start + bound_tokens) for start in range(0, stop, bound_tokens)]
+    return kept
+
+
+def limited_lengths(length: int, bound_tokens: int, policy: str) -> list[int]:
+    """Lengths of what :func:`limited` makes of a sequence of ``length`` tokens; left to it where that is an error."""
+    if length <= bound_tokens or policy == "error":
+        return [length]
+    if policy == "drop":
+        return []
+    stop = bound_tokens if policy == "truncate" else length
+    return [min(bound_tokens, length - start) for start in range(0, stop, bound_tokens)]
+
+
+def _cut(sequence: Sample, start: int, stop: int) -> Sample:
+    return Sample(
+        tokens=sequence.tokens[start:stop], labels=sequence.labels[start:stop], loss_mask=sequence.loss_mask[start:stop]
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class DatasetBatch:
     """Sequences of consecutive items of a data set; a ``GlobalBatch``.
@@ -64,18 +98,19 @@ class ItemReader:
     and tells the rest.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, bound_tokens: int, overlong: str) -> None:
         self._dataset = dataset
+        self._limits = bound_tokens, overlong
         self._kept: dict[int, list[Sample]] = {}
 
     def lengths(self, items: range) -> list[list[int]]:
         """Tokens of each sequence of each item; collective over the world."""
         self._kept.clear()
         if hasattr(self._dataset, "sequence_length"):
-            return [[self._dataset.sequence_length(item)] for item in items]
+            return [limited_lengths(self._dataset.sequence_length(item), *self._limits) for item in items]
         rank, world_size = dist.get_rank(), dist.get_world_size()
         for item in items[rank::world_size]:
-            self._kept[item] = sequences_of(self._dataset[item])
+            self._kept[item] = limited(sequences_of(self._dataset[item]), *self._limits)
         mine = [[len(sequence) for sequence in self._kept[item]] for item in items[rank::world_size]]
         everyone: list[Any] = [None] * world_size
         dist.all_gather_object(everyone, mine)
@@ -84,24 +119,32 @@ class ItemReader:
     def read(self, item: int) -> list[Sample]:
         """The sequences of one item; only ranks that train on one of them ask."""
         if item not in self._kept:
-            self._kept[item] = sequences_of(self._dataset[item])
+            self._kept[item] = limited(sequences_of(self._dataset[item]), *self._limits)
         return self._kept[item]
 
 
 class BatchLoader:
     """Iterates over global batches of a data set in order, from item ``num_consumed`` on, as Megatron's sampler does.
 
-    ``batch_size()`` tells the items of the next batch, ``step()`` its number. Items left over at the end that do not
+    ``batch_size()`` tells the items of the next batch, ``step()`` its number. Sequences over ``bound_tokens`` are treated
+    as ``overlong`` says. Items left over at the end that do not
     fill a batch are not trained, as in Megatron.
     """
 
     def __init__(
-        self, dataset: Any, num_consumed: int, *, batch_size: Callable[[], int], step: Callable[[], int]
+        self,
+        dataset: Any,
+        num_consumed: int,
+        *,
+        batch_size: Callable[[], int],
+        step: Callable[[], int],
+        bound_tokens: int,
+        overlong: str = "error",
     ) -> None:
         if num_consumed >= len(dataset):
             raise ValueError(f"the data set has {len(dataset)} samples, all consumed already ({num_consumed}): "
                              "train on more data or fewer steps")
-        self._reader = ItemReader(dataset)
+        self._reader = ItemReader(dataset, bound_tokens, overlong)
         self._num_items = len(dataset)
         self._num_consumed = num_consumed
         self._batch_size = batch_size
@@ -120,7 +163,7 @@ class BatchLoader:
                 lengths=np.array([n for of_item in lengths for n in of_item], dtype=np.int64),
                 places=np.array(
                     [(item, part) for item, of_item in zip(items, lengths) for part in range(len(of_item))], dtype=np.int64
-                ),
+                ).reshape(-1, 2),
                 read=self._reader.read,
             )
             position += size

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from megatron.core.datasets.blended_megatron_dataset_config import convert_split_vector_to_split_matrix
+from megatron.core.datasets.blended_megatron_dataset_config import (
+    convert_split_vector_to_split_matrix,
+    parse_and_normalize_split,
+)
 from megatron.core.datasets.utils import Split
 
 from hotspa_plugin.data import RandomTokenSource, Sample
@@ -130,7 +133,7 @@ def document_sets(
             for own, n, split in zip(blend_per_split, num_samples, _SPLITS, strict=True)
         ]
     elif blend is not None:
-        shares = convert_split_vector_to_split_matrix([float(part) for part in _split_vector(args.split)])
+        shares = convert_split_vector_to_split_matrix(parse_and_normalize_split(args.split))
         sets = [
             build(blend=blend, share=share, num_samples=n, split=split) if share else None
             for share, n, split in zip(shares, num_samples, _SPLITS, strict=True)
@@ -139,12 +142,6 @@ def document_sets(
         raise ValueError("--hotspa-sample-unit document needs documents: give --data-path, or --mock-data with "
                          "--hotspa-mock-lengths, or take the script's own samples with --hotspa-sample-unit sample")
     return tuple(sets)
-
-
-def _split_vector(split: str) -> list[float]:
-    from megatron.core.datasets.blended_megatron_dataset_config import parse_and_normalize_split
-
-    return parse_and_normalize_split(split)
 
 
 def _build_split(

@@ -18,6 +18,7 @@ from hotspa_plugin.integrations.megatron.schedule import HotSwitchSchedule
 from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
 from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
 from hotspa_plugin.integrations.megatron.megatron_training.copy_check import check_copies
+from hotspa_plugin.integrations.megatron.megatron_training.packed import packed_forward_step
 from hotspa_plugin.integrations.megatron.megatron_training.step_log import StepLog, StepRecords
 from hotspa_plugin.integrations.megatron.megatron_training.strategy_arguments import StrategyArguments
 from hotspa_plugin.layout import ShardLayout
@@ -96,7 +97,8 @@ class HotRun:
             surroundings=[arguments.active for arguments in self.arguments],
             make_runner=self._make_runner,
         )
-        self.schedule = HotSwitchSchedule(loop, home)
+        adapt = packed_forward_step if args.hotspa_packing == "packed" else None
+        self.schedule = HotSwitchSchedule(loop, home, adapt=adapt)
 
     def finish_step(self, iteration: int, grad_norm: float | None, learning_rate: float | None) -> None:
         """Notes what the schedule did in the step that ends as ``iteration``; collective."""
@@ -116,7 +118,8 @@ class HotRun:
             # Scripts size the buffers that tensor-parallel peers receive into by these.
             args.micro_batch_size, args.seq_length = micro_batch.tokens.shape
 
-        return MegatronRunner(modules, seed=args.seed, present=as_megatron_batch, before_forward=announce)
+        present = as_megatron_batch if args.hotspa_packing == "padded" else to_device
+        return MegatronRunner(modules, seed=args.seed, present=present, before_forward=announce)
 
 
 def as_megatron_batch(micro_batch: PaddedMicroBatch) -> dict[str, torch.Tensor]:

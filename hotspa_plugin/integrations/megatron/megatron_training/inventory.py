@@ -1,46 +1,38 @@
-"""Every function of Megatron that hot switching replaces, and why."""
+"""The hooks of the hook table, with their wrappers: installing and removing them."""
 
 from __future__ import annotations
 
 from hotspa_plugin.integrations.megatron.megatron_training import adaptor
+from hotspa_plugin.integrations.megatron.megatron_training.hook_table import HOOK_TABLE
 from hotspa_plugin.integrations.megatron.megatron_training.hooks import Hook, HookSet, megatron_release
 from hotspa_plugin.integrations.megatron.megatron_training.signatures import SIGNATURES
 
-_ARGUMENTS = "megatron.training.arguments"
-_TRAINING = "megatron.training.training"
-
-_HOOKS = (
-    (_ARGUMENTS, "add_megatron_arguments", adaptor.wrap_add_megatron_arguments,
-     "adds the flags of hot switching to the parser and to --help"),
-    (_ARGUMENTS, "validate_args", adaptor.wrap_validate_args,
-     "reads and checks the pool, and derives the arguments of each strategy"),
-    ("megatron.core.parallel_state", "initialize_model_parallel", adaptor.wrap_initialize_model_parallel,
-     "makes the process groups of all strategies beside home's"),
-    (_TRAINING, "setup_model_and_optimizer", adaptor.wrap_setup_model_and_optimizer,
-     "builds the other strategies' modules once home's are built and loaded"),
-    (_TRAINING, "build_train_valid_test_data_iterators", adaptor.wrap_build_iterators,
-     "lets every rank read data, since each trains under some strategy"),
-    (_TRAINING, "build_pretraining_data_loader", adaptor.wrap_build_loader,
-     "yields global batches of single sequences instead of home's micro-batches"),
-    (_TRAINING, "get_forward_backward_func", adaptor.wrap_get_forward_backward_func,
-     "puts the hot switch where the training loop runs its schedule"),
-    (_TRAINING, "train_step", adaptor.wrap_train_step,
-     "starts the clock of a step for its records"),
-    (_TRAINING, "training_log", adaptor.wrap_training_log,
-     "adds a line about the buckets, and their figures to TensorBoard and Weights & Biases"),
-    (_TRAINING, "train", adaptor.wrap_train,
-     "closes the records when training ends, also by a signal"),
-)  # fmt: skip
-# Megatron's core asks for its own schedule under the same name.
-_ONLY_THERE = {"get_forward_backward_func"}
+_WRAPPERS = {
+    "add_megatron_arguments": adaptor.wrap_add_megatron_arguments,
+    "validate_args": adaptor.wrap_validate_args,
+    "initialize_model_parallel": adaptor.wrap_initialize_model_parallel,
+    "setup_model_and_optimizer": adaptor.wrap_setup_model_and_optimizer,
+    "build_train_valid_test_data_iterators": adaptor.wrap_build_iterators,
+    "build_pretraining_data_loader": adaptor.wrap_build_loader,
+    "get_forward_backward_func": adaptor.wrap_get_forward_backward_func,
+    "train_step": adaptor.wrap_train_step,
+    "training_log": adaptor.wrap_training_log,
+    "train": adaptor.wrap_train,
+}
 
 _hooks = HookSet(
     [
-        Hook(module=module, name=name, why=why, wrap=wrap, everywhere=name not in _ONLY_THERE,
-             signatures={release: known[name] for release, known in SIGNATURES.items() if name in known})
-        for module, name, wrap, why in _HOOKS
+        Hook(
+            module=entry.module,
+            name=entry.name,
+            why=entry.why,
+            everywhere=entry.everywhere,
+            wrap=_WRAPPERS[entry.name],
+            signatures={release: known[entry.name] for release, known in SIGNATURES.items() if entry.name in known},
+        )
+        for entry in HOOK_TABLE
     ]
-)  # fmt: skip
+)
 
 
 def inventory() -> tuple[Hook, ...]:

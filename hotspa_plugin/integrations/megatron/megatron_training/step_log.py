@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from hotspa_plugin.runtime.run_record import (
     StepRecord,
     installed_versions,
 )
+from hotspa_plugin.runtime.trace import Span
 from hotspa_plugin.strategy import StrategyPool
 
 
@@ -92,11 +94,28 @@ def _binary(num_bytes: float) -> str:
     return f"{num_bytes:.4g} TiB"
 
 
+class SpanClock(NullRecorder):
+    """Records nothing, but times what the log line tells: computing and the switches, the device waited for."""
+
+    @contextlib.contextmanager
+    def span(self, name: str, **args: Any) -> Iterator[Span]:
+        told = name in ("switch", "compute", "flush")
+        if told and not cpu.is_enabled():
+            torch.cuda.synchronize()
+        span = Span(name=name, args=args, start_ns=time.perf_counter_ns())
+        try:
+            yield span
+        finally:
+            if told and not cpu.is_enabled():
+                torch.cuda.synchronize()
+            span.end_ns = time.perf_counter_ns()
+
+
 class StepRecords:
     """Writes the records of ``--hotspa-report-dir``; nothing where it is not given."""
 
     def __init__(self, args: argparse.Namespace, pool: StrategyPool) -> None:
-        self.recorder: RunRecorder | NullRecorder = NullRecorder()
+        self.recorder: RunRecorder | NullRecorder = SpanClock()
         if args.hotspa_report_dir is None:
             return
         self._memory = PeakMemory(torch.device(torch.cuda.current_device()))

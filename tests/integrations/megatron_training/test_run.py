@@ -1,0 +1,124 @@
+"""What surrounds training in a real run: checkpoints, evaluation, logs, refusals."""
+
+import json
+
+import pytest
+
+from tests.integrations.megatron_training.comparing import relative
+
+pytestmark = pytest.mark.gloo
+
+POOL = "--tensor-model-parallel-size 2 --hotspa-sample-unit sample --hotspa-pool 'tp1:16 tp4:48 tp2:128'"
+OPTIMIZERS = ["", "--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["plain", "distributed"])
+def test_a_resumed_run_repeats_one_without_a_stop(pretrain, tmp_path, optimizer):
+    import torch
+
+    whole = pretrain(f"{POOL} {optimizer}", iterations=6)
+    stopped = pretrain(f"{POOL} {optimizer} --save {tmp_path} --save-interval 3 --exit-interval 3", iterations=6)
+    assert stopped.losses == whole.losses[:3]
+    resumed = pretrain(f"{POOL} {optimizer} --load {tmp_path}", iterations=6, model=None)
+    assert resumed.losses == whole.losses[3:]
+    assert resumed.grad_norms == whole.grad_norms[3:]
+    expected = whole.parameters()
+    assert all(torch.equal(value, expected[name]) for name, value in resumed.parameters().items())
+
+    other_pool = "--tensor-model-parallel-size 2 --hotspa-pool 'tp1:32 tp2:128'"
+    static = "--tensor-model-parallel-size 2"
+    other_home = "--tensor-model-parallel-size 4 --hotspa-pool 'tp1:32 tp4:128'"
+    for flags in (other_pool, static, other_home):
+        joined = pretrain(f"{flags} {optimizer} --load {tmp_path}", iterations=6, model=None)
+        assert joined.code == 0, joined.errors
+        assert max(relative(joined.losses, whole.losses[3:])) < 1e-5, flags
+
+
+def test_hot_switching_joins_a_static_run(pretrain, tmp_path):
+    static = "--tensor-model-parallel-size 2 --use-distributed-optimizer"
+    whole = pretrain(static, iterations=6)
+    pretrain(f"{static} --save {tmp_path} --save-interval 3 --exit-interval 3", iterations=6)
+    joined = pretrain(f"{POOL} --use-distributed-optimizer --load {tmp_path}", iterations=6, model=None)
+    assert max(relative(joined.losses, whole.losses[3:])) < 1e-5
+    refused = pretrain(
+        "--tensor-model-parallel-size 4 --hotspa-pool 'tp1:32 tp4:128' --use-distributed-optimizer "
+        f"--load {tmp_path}", iterations=6, model=None,
+    )  # fmt: skip
+    assert refused.code == 2
+    assert "another home" in refused.errors
+    assert "--dist-ckpt-optim-fully-reshardable" in refused.errors
+
+
+def test_evaluation_gives_the_static_loss(pretrain):
+    split = "--split 80,20,0 --eval-iters 2 --eval-interval 2"
+    static = pretrain(f"--tensor-model-parallel-size 4 {split}")
+    overlap = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+    hot = pretrain(f"{POOL} {split} {overlap}")
+    assert len(hot.validation) == len(static.validation) > 0
+    assert max(relative(hot.validation, static.validation)) < 1e-6
+    assert max(relative(hot.losses, static.losses)) < 1e-6
+
+
+def test_log_line_and_records_tell_every_bucket(pretrain, tmp_path):
+    run = pretrain(f"{POOL} --hotspa-report-dir {tmp_path / 'records'} --tensorboard-dir {tmp_path / 'board'}")
+    lines = [line for line in run.output.splitlines() if line.startswith(" hotspa | ")]
+    assert len(lines) == 3
+    assert all("tp1:16: " in line and "tp2nosp:128: " in line and "switches: " in line for line in lines)
+    steps = [json.loads(line) for line in (tmp_path / "records" / "steps.jsonl").read_text().splitlines()]
+    assert [step["sequences"] for step in steps] == [16, 16, 16]
+    assert [step["loss"] for step in steps] == pytest.approx(run.losses, rel=1e-6)
+    assert (tmp_path / "records" / "trace.json").exists()
+
+
+def test_random_sequences_of_a_length_distribution(pretrain):
+    pool = "--tensor-model-parallel-size 4 --hotspa-pool 'tp1:16 tp4:128'"
+    run = pretrain(f"{pool} --mock-data --hotspa-mock-lengths uniform:1-128", model=None)
+    assert run.code == 0, run.errors
+    assert len(run.losses) == 3
+
+
+def test_help_shows_the_flags(pretrain):
+    shown = pretrain("--help")
+    assert shown.code == 0
+    assert "hotspa:" in shown.output
+    assert "--hotspa-pool SPEC" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--hotspa-home tp2", "--hotspa-home means nothing without --hotspa-pool"),
+        ("--hotspa-pool 'tp2:16 tp4:128'", "tp1 (--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1)"),
+        ("--hotspa-pool 'tp1:16 tp4:128' --hotspa-home tp2", "--hotspa-home tp2 is not in --hotspa-pool"),
+        ("--hotspa-pool 'tp1:16 tp3:128'", "3 does not divide the world size 4"),
+        ("--hotspa-pool 'tp1:16 tp4'", "--hotspa-pool: pool: entry at character 8: 'tp4' lacks a length bound"),
+        ("--hotspa-pool 'tp1:16 pp4:128' --num-layers 6", "do not split the 6 layers"),
+        ("--hotspa-pool 'tp1:16 tp4:128' --make-vocab-size-divisible-by 1 --vocab-size 253",
+         "set --make-vocab-size-divisible-by 4"),
+        ("--hotspa-pool 'tp1:16 tp4:100'", "has 128 tokens, over the last bound of 100"),
+        ("--hotspa-pool 'tp1:16 tp4:100' --hotspa-sample-unit sample", "--seq-length 128"),
+        ("--hotspa-pool 'tp1:16 tp2:128' --context-parallel-size 2", "--context-parallel-size 2 does not go together"),
+        ("--hotspa-pool 'tp1:16 tp2:128' --dataloader-type cyclic", "--dataloader-type cyclic does not go together"),
+    ],
+)  # fmt: skip
+def test_a_wrong_start_is_refused_in_one_line(pretrain, flags, said):
+    run = pretrain(flags, model=None)
+    assert run.code == 2
+    assert not run.losses
+    lines = [line for line in run.errors.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert "--" in lines[0]
+
+
+def test_overlong_documents_are_cut_on_request(pretrain):
+    run = pretrain("--hotspa-pool 'tp4:16 tp1:100' --hotspa-overlong truncate", model=None)
+    assert run.code == 0, run.errors
+    assert "sequences over 100 tokens: cut to it" in run.output
+
+
+def test_every_hook_is_in_place_and_can_be_taken_out(ranks):
+    states = ranks.run("tests.integrations.megatron_training.rank:inventory_symbols")[0]
+    half = len(states) // 2
+    assert all(hooked for _, hooked in states[:half])
+    assert not any(hooked for _, hooked in states[half:])
