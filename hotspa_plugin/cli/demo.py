@@ -38,6 +38,7 @@ VOCAB_SIZE = 256  # bytes
     help=f"Folder for the records.  [default: {DEFAULT_OUT}, or the next free {DEFAULT_OUT}-2, ...]",
 )
 @click.option("--all-static", is_flag=True, help="Compare with static strategies over their bound as well.")
+@options.engine_option
 @options.seed_option
 @options.device_option
 @options.timeout_option
@@ -47,6 +48,7 @@ def demo(
     pool_spec: str | None,
     out: Path | None,
     all_static: bool,
+    engine: str,
     seed: int,
     device: str,
     timeout_s: float,
@@ -76,6 +78,6 @@ def demo(
         }
     )
     config.model.check_pool(pool, num_ranks=num_ranks, vocab_size=VOCAB_SIZE)
-    run_demo = options.entry_function(options.RUN_DEMO)
+    run_demo = options.entry_function(options.RUN_DEMO, engine)
     options.warn_of_memory(num_ranks)
     run_demo(config, num_ranks=num_ranks, include_all_static=all_static, command=options.command_line())

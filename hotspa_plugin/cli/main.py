@@ -10,10 +10,14 @@ from collections.abc import Sequence
 import click
 
 from hotspa_plugin import __version__
+from hotspa_plugin.cli.bench import bench
 from hotspa_plugin.cli.demo import demo
 from hotspa_plugin.cli.doctor import doctor
 from hotspa_plugin.cli.patch import patch
+from hotspa_plugin.cli.plan import plan
+from hotspa_plugin.cli.profile import profile
 from hotspa_plugin.cli.report import report
+from hotspa_plugin.cli.simulate import simulate
 from hotspa_plugin.cli.train import train
 from hotspa_plugin.cli.verify import verify
 
@@ -51,7 +55,7 @@ def commands(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (demo, train, verify, report, patch, doctor):
+for _command in (demo, train, verify, report, doctor, patch, profile, plan, simulate, bench):
     commands.add_command(_command)
 
 

@@ -16,11 +16,12 @@ import click
 if TYPE_CHECKING:
     from hotspa_plugin.strategy import StrategyPool
 
-# Functions behind the commands, as "module:function".
-RUN_DEMO = "hotspa_plugin.integrations.megatron.demo:run_demo"
-PLAN_TRAINING = "hotspa_plugin.integrations.megatron.training:plan_training"
-TRAIN_RANK = "hotspa_plugin.integrations.megatron.training:train_rank"
-VERIFY_CASE = "hotspa_plugin.integrations.megatron.verify:verify_case"
+# Functions behind the commands, as "module:function"; those of an engine by its package's name.
+ENGINES = ("megatron", "deepspeed")
+RUN_DEMO = "hotspa_plugin.integrations.{engine}.demo:run_demo"
+PLAN_TRAINING = "hotspa_plugin.integrations.megatron.training_run:plan_training"
+TRAIN_RANK = "hotspa_plugin.integrations.megatron.training_run:train_rank"
+VERIFY_CASE = "hotspa_plugin.integrations.{engine}.verify:verify_case"
 WRITE_REPORT = "hotspa_plugin.report:write_report"
 
 RANK_MEMORY_BYTES = 500_000_000  # what torch and Megatron take in a rank before any model
@@ -33,6 +34,13 @@ ranks_option = click.option(
     show_default="4",
     metavar="N",
     help="Local ranks to start.",
+)
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default="megatron",
+    show_default=True,
+    help="Whose optimizer and engine train the model.",
 )
 seed_option = click.option(
     "--seed", type=click.IntRange(min=0), default=1234, show_default="1234", metavar="N", help="Random seed."
@@ -106,23 +114,33 @@ def parse_pool(spec: str, home: str | None = None, sequence_parallel: bool = Tru
     return StrategyPool(entries=entries, home=parsed_home)
 
 
-def entry_function(target: str) -> Callable[..., Any]:
+def entry_function(target: str | Callable[..., Any], engine: str = "megatron") -> Callable[..., Any]:
     """The function behind a command, imported now; ValueError naming the package where one is missing."""
-    require_packages()
+    require_packages(engine)
+    if isinstance(target, str):
+        target = target.format(engine=engine)
     from hotspa_plugin.runtime.rank_process import resolve_target
 
     return resolve_target(target)
 
 
-def require_packages() -> None:
-    """Raises ValueError where torch or Megatron-core is not installed; imports neither."""
-    for module, package in (("torch", "torch"), ("megatron.core", "megatron-core")):
+def require_packages(engine: str = "megatron") -> None:
+    """Raises ValueError where a package that ``engine`` needs is not installed; imports none."""
+    needed = [("torch", "torch", "megatron"), ("megatron.core", "megatron-core", "megatron")]
+    if engine == "deepspeed":
+        needed += [("deepspeed", "deepspeed", "deepspeed"), ("transformers", "transformers", "deepspeed")]
+    for module, package, extra in needed:
         try:
             found = importlib.util.find_spec(module) is not None
         except ModuleNotFoundError:
             found = False
         if not found:
-            raise ValueError(f"{package} is not installed: pip install 'hotspa-plugin[megatron]', then hotspa doctor")
+            raise ValueError(f"{package} is not installed: pip install 'hotspa-plugin[{extra}]', then hotspa doctor")
+
+
+def quiet_environment() -> dict[str, str]:
+    """Environment of ranks in which packages keep their advice to developers to themselves, unless it is wanted."""
+    return {} if "PYTHONWARNINGS" in os.environ else {"PYTHONWARNINGS": "ignore"}
 
 
 def command_line() -> str:

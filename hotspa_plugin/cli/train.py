@@ -86,6 +86,7 @@ def train(
         (config, command),
         timeout_s=config.run.timeout_s,
         device=config.run.device,
+        env=options.quiet_environment(),
     )
 
 

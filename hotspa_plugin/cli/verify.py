@@ -35,8 +35,10 @@ DEFAULT_PRESET = "tiny-llama"
     default=DEFAULT_PRESET,
     show_default=True,
     metavar="NAME",
-    help="tiny-llama, tiny-gpt, or a configuration file with a model section.",
+    help="tiny-llama, tiny-gpt, or a configuration file with a model section; under DeepSpeed also hf-llama, hf-mistral, "
+    "hf-qwen2 or hf-qwen3.",
 )
+@options.engine_option
 @click.option(
     "--dtype", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True, help="Of the parameters."
 )
@@ -75,6 +77,7 @@ def verify(
     num_ranks: int,
     home: str | None,
     model_name: str,
+    engine: str,
     dtype: str,
     packing: str,
     distributed_optimizer: bool,
@@ -99,12 +102,17 @@ def verify(
 
     options.refuse_torchrun("verify")
     pool = options.parse_pool(pool_spec, home, sequence_parallel=not no_sequence_parallel)
-    model = _read_model(model_name, dropout)
-    pool = model.check_pool(pool, num_ranks=num_ranks, vocab_size=model.vocab_size or DEFAULT_VOCAB_SIZE)
+    hugging_face = engine == "deepspeed" and model_name.startswith("hf-")
+    model = _read_model(DEFAULT_PRESET if hugging_face else model_name, dropout)
+    if hugging_face:
+        # Its own sizes decide what fits; the engine checks them before it trains.
+        pool = pool.check(world_size=num_ranks)
+    else:
+        pool = model.check_pool(pool, num_ranks=num_ranks, vocab_size=model.vocab_size or DEFAULT_VOCAB_SIZE)
     lengths = _choose_lengths(lengths, lengths_file, pool)
     if json_path is not None:
         verify_result.check_json_path(json_path, force=force)
-    verify_case = options.entry_function(options.VERIFY_CASE)
+    verify_case = options.entry_function(options.VERIFY_CASE, engine)
     options.warn_of_memory(num_ranks + 1)
     from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase
     from hotspa_plugin.runtime.worker_pool import WorkerPool
@@ -112,8 +120,8 @@ def verify(
     case = VerifyCase(
         pool=str(pool),
         home=str(pool.home),
-        model=model.preset or DEFAULT_PRESET,
-        model_changes=_changes(model),
+        model=model_name if hugging_face else model.preset or DEFAULT_PRESET,
+        model_changes={} if hugging_face else _changes(model),
         dtype=dtype,
         packing=packing,
         distributed_optimizer=distributed_optimizer,
@@ -123,12 +131,17 @@ def verify(
         seed=seed,
     )
     click.echo(
-        f"{model.name}, {dtype}, {packing}, {num_ranks} ranks, pool {pool}, home {pool.home}; "
+        f"{model_name if hugging_face else model.name}, {dtype}, {packing}, {num_ranks} ranks, pool {pool}, home {pool.home}; "
         f"{num_steps} {'step' if num_steps == 1 else 'steps'} of {len(lengths)} sequences with {sum(lengths)} tokens"
     )
     started_s = time.monotonic()
     with WorkerPool(
-        num_ranks, extra_reference=True, device=device, collective_timeout_s=timeout_s, call_timeout_s=None
+        num_ranks,
+        extra_reference=True,
+        device=device,
+        env=options.quiet_environment() | ({"DS_ACCELERATOR": "cpu"} if engine == "deepspeed" and device == "cpu" else {}),
+        collective_timeout_s=timeout_s,
+        call_timeout_s=None,
     ) as workers:
         result = verify_case(workers, case)
     if json_path is not None:

@@ -176,13 +176,15 @@ def assign_batch(
     for index, (spec, bucket_cost) in enumerate(zip(buckets, costs, strict=True)):
         positions = np.flatnonzero(bucket_of_sample == index)
         if len(positions):
-            assigned.append(_assign_bucket(index, spec, positions, lengths[positions], packing, bucket_cost))
+            assigned.append(assign_bucket(index, spec, positions, lengths[positions], packing, bucket_cost))
     return BatchAssignment(packing=packing, buckets=tuple(assigned))
 
 
-def _assign_bucket(
+def assign_bucket(
     index: int, spec: BucketSpec, positions: np.ndarray, lengths: np.ndarray, packing: Packing, cost: MicroBatchCost
 ) -> BucketAssignment:
+    """Balances one bucket: the sequences at ``positions`` of the batch, of these ``lengths`` (tokens, at most what its
+    micro-batches hold), over the replicas of ``spec``. ``index`` is the bucket's place among the specs."""
     shape = dict(
         num_replicas=spec.num_replicas, num_stages=spec.num_stages, capacity_tokens=spec.capacity_tokens, cost=cost
     )

@@ -8,7 +8,8 @@ import numpy as np
 
 from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.resharding.balance import solve_balance
-from hotspa_plugin.resharding.cells import cut_cells
+from hotspa_plugin.resharding.cells import DESTINATION, SOURCE, cut_cells
+from hotspa_plugin.resharding.flush_planner import GroupCopies, copies_of_group, read_copies
 from hotspa_plugin.resharding.plan import ReshardPlan
 from hotspa_plugin.resharding.planner import check_topology
 from hotspa_plugin.resharding.roles import classify_nodes, gather_demands
@@ -84,3 +85,53 @@ def switch_bounds(
         max_send_bytes=balance.max_send_bytes,
         max_card_bytes=balance.max_card_bytes,
     )
+
+
+def flush_costs(flush: ReshardPlan, switch: ReshardPlan) -> dict[str, int]:
+    """Bytes that a flush moves between ranks (elements of the parameters' size), sharded and replicated apart.
+
+    ``flush_sharded_bytes`` equals ``flush_sharded_bytes_bound``, what the switch moves of the same tensors.
+    Replicated are tensors with several tensor-parallel copies, or a second stage copy, in one of the layouts; their
+    bound connects, per data-parallel replica of home, every copy that is read with every copy that receives:
+    one message fewer than there are such ranks.
+    """
+    strategy, home = flush.source, flush.destination
+    found = dict.fromkeys(("sharded", "sharded_bound", "replicated", "replicated_bound"), 0)
+    sizes = flush.cells.item_size_bytes
+
+    def remote_bytes(plan: ReshardPlan) -> np.ndarray:
+        routes = plan.routes
+        elements = (routes.stop - routes.start) * (routes.source_rank != routes.destination_rank)
+        return np.bincount(plan.group_of_routes, weights=elements, minlength=len(sizes)).astype(np.int64) * sizes
+
+    flushed, switched = remote_bytes(flush), remote_bytes(switch)
+    for group in np.flatnonzero(flush.cells.trainable).tolist():
+        ours = copies_of_group(flush.cells, SOURCE, group, strategy)
+        theirs = copies_of_group(flush.cells, DESTINATION, group, home)
+        copied = any(len(np.unique(c.tp_copy)) > 1 for c in (ours, theirs)) or theirs.stage_copy.any()
+        kind = "replicated" if copied else "sharded"
+        found[kind] += int(flushed[group])
+        if not copied:
+            found["sharded_bound"] += int(switched[group])
+            continue
+        start, stop = flush.cells.bounds_of_group(group)
+        found["replicated_bound"] += (stop - start) * int(sizes[group]) * _fewest_messages(ours, theirs)
+    return {f"flush_{name.replace('_bound', '')}_bytes" + ("_bound" if "_bound" in name else ""): value
+            for name, value in found.items()}
+
+
+def _fewest_messages(ours: GroupCopies, theirs: GroupCopies) -> int:
+    """A lower bound on the messages that bring one element of a replicated tensor home."""
+    targets = theirs.select(theirs.stage_copy == 0)
+    at_home = set(targets.rank.tolist())
+    readers = read_copies(ours, at_home)
+    if not targets.is_identical:
+        return sum(rank not in at_home for rank in readers.rank.tolist())
+    num_copies = len(np.unique(targets.tp_copy))
+    inside = [
+        len(np.intersect1d(readers.rank, targets.rank[targets.dp_rank == d])) for d in np.unique(targets.dp_rank)
+    ]
+    best = max(inside)
+    # A replica of home whose own ranks read more than it costs to join it to another replica stays apart.
+    apart = sum(min(0, num_copies - 1 - count) for count in sorted(inside)[:-1])
+    return len(readers.rank) - best + num_copies - 1 + apart

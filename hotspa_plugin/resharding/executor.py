@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from hotspa_plugin.resharding.plan import DESTINATION, SOURCE, ReshardPlan
-from hotspa_plugin.resharding.rounds import MessageRows, Places, Round, item_sizes, rounds_of_rank
+from hotspa_plugin.resharding.round_cuts import item_sizes
+from hotspa_plugin.resharding.rounds import Places, Round, StagingLayout, carried, rounds_of_rank, staging_layout
+from hotspa_plugin.resharding.side_stream import SideStream
 from hotspa_plugin.resharding.transports.protocol import Message, Transport
 
 
@@ -56,36 +59,68 @@ class StagingBuffer:
             self._line.untyped_storage().resize_(0)
 
 
+_Copy = tuple[torch.Tensor, torch.Tensor]  # (to, from)
+LOCAL = -1
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Steps:
     """One round with its rows resolved to views of the rank's tensors."""
 
-    pack: list[tuple[torch.Tensor, torch.Tensor]]  # (staging, source)
-    sends: list[Message]
+    set_aside: list[_Copy]  # local rows that must be read before anything is written
+    sends: list[tuple[Message, list[_Copy]]]  # each with what packs it
     receives: list[Message]
-    writes: list[tuple[torch.Tensor, torch.Tensor]]  # (destination, staging or source), in order
-    early_writes: list[tuple[torch.Tensor, torch.Tensor]]  # local copies that need not wait for the exchange
+    early_writes: list[_Copy]  # local copies that need not wait for the exchange
+    writes: list[tuple[int, _Copy]]  # in order; index of the receive that it waits for, or LOCAL
 
 
 class ReshardHandle:
-    """A run under way. ``wait`` finishes it; ``advance`` takes it one step further."""
+    """A run under way. ``wait`` finishes it; ``advance`` takes it one step further.
 
-    def __init__(self, steps: Iterator[None], stats: ReshardStats) -> None:
+    On CUDA all work is on a stream of its own; ``wait`` makes the current stream wait for it.
+    """
+
+    def __init__(self, steps: Iterator[None], stats: ReshardStats, stream: SideStream) -> None:
         self._steps = steps
         self._stats = stats
+        self._stream = stream
         self._done = False
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        stream.follow_current()
         self.advance()
 
     def advance(self) -> bool:
         """Finishes the exchange that is under way and starts the next one; False when all is done."""
-        if not self._done and next(self._steps, True):
-            self._done = True
+        if not self._done:
+            with self._stream.current():
+                self._done = next(self._steps, True) is True
         return not self._done
 
+    def continue_in_background(self) -> ReshardHandle:
+        """Lets a thread take all further steps; until ``wait`` the caller must leave the transport's group alone."""
+        if self._thread is None and not self._done:
+            self._thread = threading.Thread(target=self._finish, name="reshard", daemon=True)
+            self._thread.start()
+        return self
+
+    def _finish(self) -> None:
+        try:
+            while self.advance():
+                pass
+        except BaseException as error:  # noqa: BLE001 (handed to the thread that waits)
+            self._error = error
+
     def wait(self) -> ReshardStats:
-        """Returns when everything has been received and written."""
+        """Returns when everything has been received and written (on CUDA: is in the current stream's past)."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            raise self._error
         while self.advance():
             pass
+        self._stream.join_current()
         return self._stats
 
 
@@ -98,6 +133,9 @@ class ReshardExecutor:
     Runs of contiguous elements are sent from and received into their place; the rest goes through ``staging``,
     at most ``memory_budget_bytes`` of it, for which the plan is cut into rounds. Additions into one element
     happen in order of their source rank, local ones included.
+
+    With ``wire_dtype`` (the same on every rank) elements travel between ranks in that dtype and are converted at
+    both ends, such as bf16 for fp32 gradients: sums stay in the tensors' own dtype.
 
     Raises ValueError for a missing tensor, for one that is too small or of another dtype than its counterpart,
     and for a budget that is too small.
@@ -113,24 +151,37 @@ class ReshardExecutor:
         memory_budget_bytes: int | None = None,
         *,
         staging: StagingBuffer | None = None,
+        wire_dtype: torch.dtype | None = None,
     ) -> None:
         self._plan = plan
         self._rank = rank
         self._transport = transport
         self._sides = (dict(source), dict(destination))
         self._staging = staging or StagingBuffer()
+        self._wire_dtype = wire_dtype
         self._dtypes = self._check_tensors(memory_budget_bytes)
         tensors = [*source.values(), *destination.values()]
         self._device = tensors[0].device if tensors else torch.device("cpu")
-        stage_all = self._overlaps()
-        self._rounds = rounds_of_rank(plan, rank, memory_budget_bytes=memory_budget_bytes, stage_all=stage_all)
-        self._stage_locals = stage_all
-        if stage_all and len(self._rounds) > plan.num_hops:
+        self._stream = SideStream(self._device)
+        self._stage_locals = self._overlaps()
+        self._rounds = rounds_of_rank(
+            plan, rank, memory_budget_bytes=memory_budget_bytes, converted=wire_dtype is not None,
+            stage_all=self._stage_locals or wire_dtype is not None,
+        )
+        if self._stage_locals and len(self._rounds) > plan.num_hops:
             raise ValueError(
                 "source and destination share storage: such a switch must fit in one round, give it more memory"
             )
-        self._needed = [self._layout_staging(r) for r in self._rounds]
-        self._predicted = max((needed[-1] for needed in self._needed), default=0)
+        sizes = np.zeros(len(plan.source.tensors), dtype=np.int64)
+        for tensor, dtype in self._dtypes.items():
+            sizes[tensor] = dtype.itemsize
+        self._item_sizes = sizes
+        self._wire_sizes = sizes if wire_dtype is None else np.full_like(sizes, wire_dtype.itemsize)
+        self._needed = [
+            staging_layout(r, self._wire_sizes, local_item_size=sizes if self._stage_locals else None)
+            for r in self._rounds
+        ]
+        self._predicted = max((needed.num_bytes for needed in self._needed), default=0)
 
     # ---- checks
 
@@ -164,7 +215,8 @@ class ReshardExecutor:
         if memory_budget_bytes is not None:
             sizes = item_sizes(plan)
             assumed = dict(zip(plan.cells.tensor.tolist(), sizes[plan.cells.group].tolist(), strict=True))
-            for tensor, dtype in dtypes.items():
+            for tensor, own_dtype in dtypes.items():
+                dtype = self._wire_dtype or own_dtype
                 if dtype.itemsize > assumed.get(tensor, dtype.itemsize):
                     raise ValueError(
                         f"tensor {plan.source.tensors[tensor].name} moves as {dtype}, wider than the memory budget "
@@ -175,53 +227,6 @@ class ReshardExecutor:
     def _overlaps(self) -> bool:
         storages = [{t.untyped_storage()._cdata for t in tensors.values()} for tensors in self._sides]
         return bool(storages[SOURCE] & storages[DESTINATION])
-
-    # ---- staging
-
-    def _itemsize(self, round_: Round, message: MessageRows) -> int:
-        return self._dtypes[int(round_.moves.tensor[message.rows[0]])].itemsize
-
-    def _pack_key(self, round_: Round, message: MessageRows) -> tuple:
-        """Messages of equal key carry the same elements: they are packed once."""
-        moves, rows = round_.moves, list(message.rows)
-        return tuple(
-            (round_.source.side[r], round_.source.shard[r], *moves.low[r].tolist(), *moves.high[r].tolist())
-            for r in rows
-        )
-
-    def _layout_staging(self, round_: Round) -> tuple[dict[tuple, int], list[int], dict[int, int], int]:
-        """Byte offsets of staged sends (by what they carry), receives and local rows, and the total.
-
-        Wider elements come first, so that everything is aligned without gaps.
-        """
-        wanted: list[tuple[int, int, tuple]] = []
-        seen = set()
-        for message in round_.sends:
-            if message.staged and (key := self._pack_key(round_, message)) not in seen:
-                seen.add(key)
-                size = self._itemsize(round_, message)
-                wanted.append((size, size * message.num_elements, ("send", key)))
-        for index, message in enumerate(round_.receives):
-            if message.staged:
-                size = self._itemsize(round_, message)
-                wanted.append((size, size * message.num_elements, ("receive", index)))
-        if self._stage_locals:
-            for row in round_.local_rows.tolist():
-                size = self._dtypes[int(round_.moves.tensor[row])].itemsize
-                wanted.append((size, size * int(round_.moves.num_elements[row]), ("local", row)))
-        wanted.sort(key=lambda item: -item[0])
-        sends: dict[tuple, int] = {}
-        receives, local = [-1] * len(round_.receives), {}
-        total = 0
-        for _, num_bytes, (kind, key) in wanted:
-            if kind == "send":
-                sends[key] = total
-            elif kind == "receive":
-                receives[key] = total
-            else:
-                local[key] = total
-            total += num_bytes
-        return sends, receives, local, total
 
     @property
     def predicted_peak_extra_bytes(self) -> int:
@@ -245,14 +250,17 @@ class ReshardExecutor:
         shape = (round_.moves.high[row] - round_.moves.low[row]).tolist()
         return tensor.as_strided(shape, places.strides[row].tolist(), offset)
 
-    def _resolve(self, round_: Round, needed: tuple, buffer: torch.Tensor) -> _Steps:
-        send_at, receive_at, local_at, _ = needed
+    def _resolve(self, round_: Round, needed: StagingLayout, buffer: torch.Tensor) -> _Steps:
         moves = round_.moves
-        pack, sends, receives, late, early = [], [], [], [], []
+        sends: list[tuple[Message, list[_Copy]]] = []
+        receives: list[Message] = []
+        set_aside: list[_Copy] = []
+        early: list[_Copy] = []
+        late: list[tuple[int, int, int, _Copy]] = []  # source rank, row, receive, copy
         filled: dict[tuple, torch.Tensor] = {}
 
-        def staged(offset: int, tensor: int, count: int) -> torch.Tensor:
-            dtype = self._dtypes[tensor]
+        def staged(offset: int, tensor: int, count: int, dtype: torch.dtype | None = self._wire_dtype) -> torch.Tensor:
+            dtype = dtype or self._dtypes[tensor]
             return buffer.as_strided((count * dtype.itemsize,), (1,), offset).view(dtype)
 
         def parts(line: torch.Tensor, rows: Sequence[int], places: Places) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
@@ -265,40 +273,44 @@ class ReshardExecutor:
 
         for message in round_.sends:
             if not message.staged:
-                sends.append(Message(message.peer, self._view(round_, round_.source, message.rows[0], flat=True)))
+                view = self._view(round_, round_.source, message.rows[0], flat=True)
+                sends.append((Message(message.peer, view), []))
                 continue
-            key = self._pack_key(round_, message)
+            pack: list[_Copy] = []
+            key = carried(round_, message)
             if key not in filled:
-                line = staged(send_at[key], int(moves.tensor[message.rows[0]]), message.num_elements)
+                line = staged(needed.sends[key], int(moves.tensor[message.rows[0]]), message.num_elements)
                 filled[key] = line
-                pack += [(part, view) for _, view, part in parts(line, message.rows, round_.source)]
-            sends.append(Message(message.peer, filled[key]))
+                pack = [(part, view) for _, view, part in parts(line, message.rows, round_.source)]
+            sends.append((Message(message.peer, filled[key]), pack))
         for index, message in enumerate(round_.receives):
             if not message.staged:
                 receives.append(Message(message.peer, self._view(round_, round_.destination, message.rows[0], flat=True)))
                 continue
-            line = staged(receive_at[index], int(moves.tensor[message.rows[0]]), message.num_elements)
+            line = staged(needed.receives[index], int(moves.tensor[message.rows[0]]), message.num_elements)
             receives.append(Message(message.peer, line))
-            late += [(message.peer, row, view, part) for row, view, part in parts(line, message.rows, round_.destination)]
+            found = parts(line, message.rows, round_.destination)
+            late += [(message.peer, row, index, (view, part)) for row, view, part in found]
         for row in round_.local_rows.tolist():
             flat = bool(round_.source.contiguous[row] and round_.destination.contiguous[row])
             target = self._view(round_, round_.destination, row, flat=flat)
             origin = self._view(round_, round_.source, row, flat=flat)
             if self._stage_locals:
-                line = staged(local_at[row], int(moves.tensor[row]), int(moves.num_elements[row])).view(origin.shape)
-                pack.append((line, origin))
-                origin = line
+                line = staged(needed.local_rows[row], int(moves.tensor[row]), int(moves.num_elements[row]), None)
+                set_aside.append((line.view(origin.shape), origin))
+                origin = line.view(origin.shape)
             if self._plan.accumulate or self._stage_locals:
-                late.append((self._rank, row, target, origin))
+                late.append((self._rank, row, LOCAL, (target, origin)))
             else:
                 early.append((target, origin))
-        late.sort(key=lambda item: (item[0], item[1]))
+        # Sums depend on their order, which is that of source ranks; copies may follow the order of arrival.
+        late.sort(key=(lambda item: item[:2]) if self._plan.accumulate else (lambda item: item[2]))
         return _Steps(
-            pack=pack,
+            set_aside=set_aside,
             sends=sends,
             receives=receives,
-            writes=[(target, origin) for _, _, target, origin in late],
             early_writes=early,
+            writes=[(index, copy) for _, _, index, copy in late],
         )
 
     # ---- running
@@ -307,7 +319,7 @@ class ReshardExecutor:
         """Starts a run and returns while its first exchange is under way."""
         self._staging.reserve(self._predicted, self._device)
         stats = dataclasses.replace(self.moved, peak_extra_bytes=self._staging.held_bytes)
-        return ReshardHandle(self._run_steps(), stats)
+        return ReshardHandle(self._run_steps(), stats, self._stream)
 
     def run(self) -> ReshardStats:
         """Runs the plan once."""
@@ -316,19 +328,19 @@ class ReshardExecutor:
     def _run_steps(self) -> Iterator[None]:
         for steps in self._steps:
             with torch.no_grad():
-                for target, origin in steps.pack:
-                    target.copy_(origin)
-                work = self._transport.exchange(steps.sends, steps.receives)
-                for target, origin in steps.early_writes:
-                    target.copy_(origin)
+                _copy_all(steps.set_aside)
+                work = self._transport.exchange(_packed_in_turn(steps.sends), steps.receives)
+                _copy_all(steps.early_writes)
             yield None
             with torch.no_grad():
-                work.wait()
-                for target, origin in steps.writes:
+                for index, (target, origin) in steps.writes:
+                    if index != LOCAL:
+                        work.wait_receive(index)
                     if self._plan.accumulate:
                         target.add_(origin)
                     else:
                         target.copy_(origin)
+                work.wait()
 
     @functools.cached_property
     def moved(self) -> ReshardStats:
@@ -336,12 +348,12 @@ class ReshardExecutor:
         local = sent = received = 0
         for round_ in self._rounds:
             moves = round_.moves
-            sizes = np.array([self._dtypes[t].itemsize for t in moves.tensor.tolist()], dtype=np.int64)
-            num_bytes = moves.num_elements * sizes
+            num_bytes = moves.num_elements * self._item_sizes[moves.tensor]
+            wire_bytes = moves.num_elements * self._wire_sizes[moves.tensor]
             is_sent, is_received = moves.source_rank == self._rank, moves.destination_rank == self._rank
             local += int(num_bytes[is_sent & is_received].sum())
-            sent += int(num_bytes[is_sent & ~is_received].sum())
-            received += int(num_bytes[is_received & ~is_sent].sum())
+            sent += int(wire_bytes[is_sent & ~is_received].sum())
+            received += int(wire_bytes[is_received & ~is_sent].sum())
         return ReshardStats(
             local_bytes=local,
             sent_bytes=sent,
@@ -350,3 +362,15 @@ class ReshardExecutor:
             predicted_peak_extra_bytes=self._predicted,
             peak_extra_bytes=0,
         )
+
+
+def _copy_all(copies: list[_Copy]) -> None:
+    for target, origin in copies:
+        target.copy_(origin)
+
+
+def _packed_in_turn(sends: list[tuple[Message, list[_Copy]]]) -> Iterator[Message]:
+    """Packs each message only when the transport asks for it, so that earlier ones are on their way meanwhile."""
+    for message, pack in sends:
+        _copy_all(pack)
+        yield message

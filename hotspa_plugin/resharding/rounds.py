@@ -8,10 +8,9 @@ import numpy as np
 
 from hotspa_plugin.resharding.cells import ShardTable, shard_table
 from hotspa_plugin.resharding.plan import Moves, ReshardPlan, Routes
+from hotspa_plugin.resharding.round_cuts import DIRECT_ELEMENTS, cut_rounds
 
-# A row of at least so many elements is a message of its own, which can go straight from or to its place;
-# smaller ones are packed together, since a message costs more than copying them.
-DIRECT_ELEMENTS = 1 << 14
+__all__ = ["DIRECT_ELEMENTS", "MessageRows", "Places", "Round", "StagingLayout", "rounds_of_rank", "staging_layout"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,10 +72,10 @@ def places(plan: ReshardPlan, moves: Moves, *, of_source: bool, mine: np.ndarray
 
 def _messages(
     plan: ReshardPlan, moves: Moves, rows: np.ndarray, peer: np.ndarray, contiguous: np.ndarray, always_stage: bool
-) -> tuple[MessageRows, ...]:
+) -> list[MessageRows]:
     """Cuts the rows shared with each peer into messages, the same way on both ends."""
     if len(rows) == 0:
-        return ()
+        return []
     elements = moves.num_elements[rows]
     itemsize = np.array([spec.item_size_bytes for spec in plan.source.tensors])[moves.tensor[rows]]
     order = np.lexsort((np.arange(len(rows)), -itemsize, peer[rows]))
@@ -114,23 +113,43 @@ def _messages(
         else:
             packed.append(row)
     close()
-    return tuple(found)
+    return found
+
+
+def _in_turn(messages: list[MessageRows], rank: int, num_ranks: int, *, step: int) -> tuple[MessageRows, ...]:
+    """Messages such that no rank is everybody's first: each pair's keep their order, peers take turns.
+
+    With ``step`` 1 ranks send to their successor first, with -1 they receive from their predecessor first.
+    """
+    count: dict[int, int] = {}
+    keys = []
+    for message in messages:
+        nth = count.get(message.peer, 0)
+        count[message.peer] = nth + 1
+        keys.append((nth, step * (message.peer - rank) % num_ranks))
+    return tuple(messages[i] for i in sorted(range(len(messages)), key=keys.__getitem__))
 
 
 def rounds_of_rank(
-    plan: ReshardPlan, rank: int, *, memory_budget_bytes: int | None = None, stage_all: bool = False
+    plan: ReshardPlan,
+    rank: int,
+    *,
+    memory_budget_bytes: int | None = None,
+    stage_all: bool = False,
+    converted: bool = False,
 ) -> list[Round]:
     """The rounds that ``rank`` runs, in order; equally many on every rank.
 
     ``memory_budget_bytes`` bounds what any rank stages in a round. ``stage_all`` packs every row that is sent, for
-    sources whose storage overlaps the destination's.
+    sources whose storage overlaps the destination's. ``converted``, the same on every rank, says that all messages are
+    staged because they travel in another dtype.
     Raises ValueError where the budget is smaller than the plan's smallest possible round.
     """
     found = []
     routes = plan.routes
     mine = (routes.source_rank == rank) | (routes.destination_rank == rank)
     for hop in range(plan.num_hops):
-        cuts = cut_rounds(plan, hop, memory_budget_bytes)
+        cuts = cut_rounds(plan, hop, memory_budget_bytes, stage_all=converted)
         ours = routes.select(mine & (routes.hop == hop))
         for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
             inside = clip(ours, int(start), int(stop))
@@ -151,95 +170,82 @@ def _round(plan: ReshardPlan, rank: int, hop: int, moves: Moves, stage_all: bool
     is_received = moves.destination_rank == rank
     source = places(plan, moves, of_source=True, mine=is_sent)
     destination = places(plan, moves, of_source=False, mine=is_received)
+    sends = _messages(
+        plan, moves, np.flatnonzero(is_sent & ~is_received), moves.destination_rank, source.contiguous, stage_all
+    )
+    receives = _messages(
+        plan, moves, np.flatnonzero(is_received & ~is_sent), moves.source_rank, destination.contiguous,
+        plan.accumulate or stage_all,
+    )
     return Round(
         hop=hop,
         moves=moves,
         source=source,
         destination=destination,
-        sends=_messages(
-            plan, moves, np.flatnonzero(is_sent & ~is_received), moves.destination_rank, source.contiguous, stage_all
-        ),
-        receives=_messages(
-            plan, moves, np.flatnonzero(is_received & ~is_sent), moves.source_rank, destination.contiguous,
-            plan.accumulate or stage_all,
-        ),
+        sends=_in_turn(sends, rank, plan.num_ranks, step=1),
+        receives=_in_turn(receives, rank, plan.num_ranks, step=-1),
         local_rows=np.flatnonzero(is_sent & is_received),
     )
 
 
-def cut_rounds(plan: ReshardPlan, hop: int, memory_budget_bytes: int | None) -> np.ndarray:
-    """Positions that cut a hop into rounds, ascending, the same on every rank: all of them depend on the plan alone.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StagingLayout:
+    """Byte offsets, in the staging buffer, of all that one rank stages in one round."""
 
-    Every byte that a rank sends to or receives from another counts as staged, at 4 bytes an element at least in
-    a flush (fp32 gradients), so that no rank can exceed the budget.
+    sends: dict[tuple, int]  # by what a message carries: equal messages are packed once
+    receives: dict[int, int]  # by index in ``Round.receives``
+    local_rows: dict[int, int]
+    num_bytes: int
+
+
+def carried(round_: Round, message: MessageRows) -> tuple:
+    """What a message carries; messages for which this is equal carry the same elements."""
+    moves, source = round_.moves, round_.source
+    return tuple(
+        (int(source.side[r]), int(source.shard[r]), *moves.low[r].tolist(), *moves.high[r].tolist())
+        for r in message.rows
+    )
+
+
+def staging_layout(
+    round_: Round, item_size_of_tensor: np.ndarray, *, local_item_size: np.ndarray | None = None
+) -> StagingLayout:
+    """Places all staged messages of a round one after the other, wider elements first: aligned and without gaps.
+
+    ``item_size_of_tensor`` gives bytes per element of messages, by the plan's source tensors, and
+    ``local_item_size`` those of local rows, where these must be staged too.
     """
-    cells = plan.cells
-    end = int(cells.start[-1]) if len(cells.start) else 0
-    if memory_budget_bytes is None:
-        return np.array([0, end], dtype=np.int64)
-    routes = plan.routes
-    routes = routes.select((routes.hop == hop) & (routes.source_rank != routes.destination_rank))
-    if len(routes) == 0:
-        return np.array([0, end], dtype=np.int64)
-    weight = item_sizes(plan)[cells.group[np.searchsorted(cells.start, routes.start, side="right") - 1]]
-    lines = _staged_lines(routes, weight)
-    cuts = [0]
-    while cuts[-1] < end:
-        at = cuts[-1]
-        reach = min(_reach(line, at, memory_budget_bytes) for line in lines)
-        if reach >= end:
-            cuts.append(end)
-            break
-        cell = int(np.searchsorted(cells.start, reach, side="right")) - 1
-        rows = int(cells.row_elements[cell])
-        stop = int(cells.start[cell]) + (int(reach) - int(cells.start[cell])) // rows * rows
-        if stop <= at:
-            spec = plan.source.tensors[cells.tensor[cell]]
-            needed = max(_line_between(line, at, at + rows) for line in lines)
-            raise ValueError(
-                f"a switch memory budget of {memory_budget_bytes} bytes cannot hold one row of tensor {spec.name}: "
-                f"give at least {int(needed)} bytes"
-            )
-        cuts.append(stop)
-    return np.array(cuts, dtype=np.int64)
+    wanted: list[tuple[int, int, dict, object]] = []
+    sends: dict[tuple, int] = {}
+    receives: dict[int, int] = {}
+    local: dict[int, int] = {}
+
+    def add(table: dict, key: object, row: int, count: int, sizes: np.ndarray = item_size_of_tensor) -> None:
+        size = int(sizes[round_.moves.tensor[row]])
+        table[key] = -1
+        wanted.append((size, size * count, table, key))
+
+    for message in round_.sends:
+        if message.staged and (key := carried(round_, message)) not in sends:
+            add(sends, key, message.rows[0], message.num_elements)
+    for index, message in enumerate(round_.receives):
+        if message.staged:
+            add(receives, index, message.rows[0], message.num_elements)
+    if local_item_size is not None:
+        elements = round_.moves.num_elements
+        for row in round_.local_rows.tolist():
+            add(local, row, row, int(elements[row]), local_item_size)
+    total = 0
+    for _, num_bytes, table, key in sorted(wanted, key=lambda item: -item[0]):
+        table[key] = total
+        total += num_bytes
+    return StagingLayout(sends=sends, receives=receives, local_rows=local, num_bytes=total)
 
 
-def item_sizes(plan: ReshardPlan) -> np.ndarray:
-    """Bytes per element that a plan's staging is reckoned with, per group: in a flush at least those of fp32."""
-    sizes = plan.cells.item_size_bytes
-    return np.maximum(sizes, 4) if plan.accumulate else sizes
-
-
-def _staged_lines(routes: Routes, weight: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Per rank that moves anything: staged bytes up to each position, as a piecewise linear function (xs, ys)."""
-    rank = np.concatenate([routes.source_rank, routes.source_rank, routes.destination_rank, routes.destination_rank])
-    where = np.concatenate([routes.start, routes.stop, routes.start, routes.stop])
-    slope = np.concatenate([weight, -weight, weight, -weight])
-    order = np.lexsort((where, rank))
-    rank, where, slope = rank[order], where[order], slope[order]
-    firsts = np.flatnonzero(np.diff(rank, prepend=-1))
-    lines = []
-    for first, last in zip(firsts, [*firsts[1:], len(rank)], strict=True):
-        xs, slopes = where[first:last], np.cumsum(slope[first:last])
-        ys = np.concatenate([[0], np.cumsum(slopes[:-1] * np.diff(xs))])
-        lines.append((xs, ys))
-    return lines
-
-
-def _line_at(line: tuple[np.ndarray, np.ndarray], position: int) -> float:
-    return float(np.interp(position, *line))
-
-
-def _line_between(line: tuple[np.ndarray, np.ndarray], start: int, stop: int) -> float:
-    return _line_at(line, stop) - _line_at(line, start)
-
-
-def _reach(line: tuple[np.ndarray, np.ndarray], start: int, budget: int) -> float:
-    """The last position up to which at most ``budget`` bytes are staged from ``start`` on."""
-    xs, ys = line
-    limit = _line_at(line, start) + budget
-    if limit >= ys[-1]:
-        return np.inf
-    index = int(np.searchsorted(ys, limit, side="right")) - 1
-    rise = ys[index + 1] - ys[index]
-    return float(xs[index] + (limit - ys[index]) * (xs[index + 1] - xs[index]) / rise)
+def predict_peak_extra_bytes(
+    plan: ReshardPlan, rank: int, *, memory_budget_bytes: int | None = None, item_size_bytes: int | None = None
+) -> int:
+    """Staging memory that ``rank`` needs in its largest round, with elements of their own or of a given size."""
+    sizes = np.array([item_size_bytes or spec.item_size_bytes for spec in plan.source.tensors])
+    rounds = rounds_of_rank(plan, rank, memory_budget_bytes=memory_budget_bytes)
+    return max((staging_layout(one, sizes).num_bytes for one in rounds), default=0)

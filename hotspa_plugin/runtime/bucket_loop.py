@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from hotspa_plugin.data import BatchAssignment, BucketAssignment, BucketSpec, Sample, assign_batch
 from hotspa_plugin.data.micro_batch import PackedMicroBatch, PaddedMicroBatch, pack_micro_batch, pad_micro_batch
+from hotspa_plugin.runtime.activity import set_activity
 from hotspa_plugin.runtime.agreement import check_agreement
 from hotspa_plugin.runtime.hot_switcher import NOTHING_MOVED, HotSwitcher
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
@@ -60,6 +61,14 @@ class BatchResult:
         return self.loss_sum / max(self.num_target_tokens, 1)
 
 
+class BatchAssigner(Protocol):
+    """Lays a batch out over the strategies of a loop, in place of the pool's fixed bounds."""
+
+    def assign(self, lengths: np.ndarray) -> BatchAssignment:
+        """The assignment of a batch with these lengths, the same on all ranks; bucket i runs under strategy i."""
+        ...
+
+
 class BucketLoop:
     """Runs every non-empty bucket of a batch under its strategy, the others first and home last."""
 
@@ -71,11 +80,16 @@ class BucketLoop:
         home_index: int,
         switcher: HotSwitcher,
         packing: str,
+        assigner: BatchAssigner | None = None,
         recorder: RunRecorder | NullRecorder | None = None,
         device: torch.device | None = None,
         descending: bool = False,
     ) -> None:
-        """``descending`` runs the other strategies' buckets from the longest bound to the shortest."""
+        """``descending`` runs the other strategies' buckets from the longest bound to the shortest.
+
+        ``assigner`` lays batches out in place of the pool's fixed bounds, where it is given.
+        """
+        self.assigner = assigner
         self._descending = descending
         self._buckets = tuple(buckets)
         self._runners = tuple(runners)
@@ -107,7 +121,10 @@ class BucketLoop:
     def run(self, batch: GlobalBatch, *, forward_only: bool = False) -> BatchResult:
         """Trains (or with ``forward_only`` evaluates) one batch. Gradients end up, unreduced, in home's accumulators."""
         with self._phase("plan", batch.step):
-            assignment = assign_batch(batch.lengths, buckets=self._buckets, packing=self._packing)
+            if self.assigner is not None:
+                assignment = self.assigner.assign(batch.lengths)
+            else:
+                assignment = assign_batch(batch.lengths, buckets=self._buckets, packing=self._packing)
             check_agreement(f"the assignment of step {batch.step}", assignment.digest(), device=self._device)
         total = torch.zeros(2, dtype=torch.float64)
         records = []
@@ -175,12 +192,17 @@ class BucketLoop:
     def _build(self, batch: GlobalBatch, assigned: Sequence, spec: BucketSpec) -> list[MicroBatch]:
         build: Callable[..., MicroBatch] = pack_micro_batch if self._packing == "packed" else pad_micro_batch
         return [
-            build([batch.sample(position) for position in micro_batch.samples], length_multiple=spec.length_multiple)
+            build(
+                [batch.sample(position) for position in micro_batch.samples],
+                length_multiple=spec.length_multiple,
+                num_tokens=micro_batch.num_padded_tokens // (1 if self._packing == "packed" else len(micro_batch.samples)),
+            )
             for micro_batch in assigned
         ]
 
     def _phase(self, name: str, step: int, **about: object):
         self.phase = " ".join([f"step {step}, {name}", *(f"{key} {value}" for key, value in about.items())])
+        set_activity(self.phase)
         return self.recorder.span(name, step=step, **about)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
+import os
 import resource
 from pathlib import Path
 
@@ -29,6 +33,23 @@ class PeakMemory:
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def rank_memory_bytes(num_local_ranks: int) -> int | None:
+    """Memory that one of ``num_local_ranks`` ranks of this machine can have: its GPU's, or its share of main memory."""
+    if torch.cuda.is_available() and torch.cuda.device_count() >= num_local_ranks:
+        return torch.cuda.get_device_properties(0).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_local_ranks
+    except (ValueError, OSError):
+        return None
+
+
+def give_back_memory() -> None:
+    """Frees what was dropped and, where the C library can, hands it back, so that it does not hide later growth."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident_bytes() -> int:

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from hotspa_plugin.runtime.activity import current_activity
+
 MAX_FRAMES_SHOWN = 6
 MAX_LINES_SHOWN = 40
 
@@ -62,6 +64,7 @@ class RankReport:
     kind: FailureKind
     summary: str  # one line, such as "ValueError: no such file"
     detail: str = ""  # condensed traceback or stack, several lines
+    activity: str = ""  # what the rank was doing, in words
     time_s: float = 0.0
     pickled_error: bytes | None = None  # the exception itself, where it survives pickling
 
@@ -90,7 +93,7 @@ class RankFailure(RuntimeError):
         cause = self.cause
         if cause.kind is FailureKind.USER:
             return cause.summary
-        lines = [f"{cause.label}: {cause.summary}"]
+        lines = [f"{cause.label}: {cause.summary}{_during(cause)}"]
         if cause.detail:
             lines += ["    " + line for line in cause.detail.splitlines()]
         # Ranks that failed alike are named together: 8 ranks that say one thing say it once.
@@ -103,11 +106,16 @@ class RankFailure(RuntimeError):
 
 
 def _follower_summary(report: RankReport) -> str:
-    if report.kind is FailureKind.PEER_LOST:
-        return "lost contact with another rank"
-    if report.kind is FailureKind.STUCK and report.detail:
-        return f"{report.summary}, at {report.detail.splitlines()[0]}"
-    return report.summary
+    summary = report.summary
+    if report.kind is FailureKind.PEER_LOST and any(part in summary.lower() for part in _PEER_LOST_TEXTS):
+        summary = "lost contact with another rank"  # what the library says of it is long and says no more
+    elif report.kind is FailureKind.STUCK and report.detail:
+        summary = f"{summary}, at {report.detail.splitlines()[0]}"
+    return summary + _during(report)
+
+
+def _during(report: RankReport) -> str:
+    return f" (during {report.activity})" if report.activity else ""
 
 
 def _join_labels(labels: list[str]) -> str:
@@ -183,24 +191,25 @@ def report_error(label: str, error: BaseException) -> RankReport:
         kind=FailureKind.PEER_LOST if is_peer_loss(error) else FailureKind.RAISED,
         summary=summary,
         detail=condensed_traceback(error),
+        activity=current_activity(),
         time_s=time.monotonic(),
         pickled_error=_pickle(error),
     )
 
 
-def report_death(label: str, exit_code: int, stack: str = "") -> RankReport:
+def report_death(label: str, exit_code: int, *, stack: str = "", activity: str = "") -> RankReport:
     """Describes a process that ended without reporting anything. ``exit_code`` is negative for a signal."""
     kind = FailureKind.DIED
     if exit_code < 0:
         name = _signal_name(-exit_code)
         summary = f"killed by {name}"
         if -exit_code == signal.SIGKILL:
-            summary += " (where nobody did that on purpose, the machine ran out of memory: see dmesg)"
+            summary += ", on purpose or because memory ran out (see dmesg)"
         if -exit_code == signal.SIGABRT:
             kind = FailureKind.ABORTED
     else:
         summary = f"ended by itself with exit code {exit_code}, without an error of its own"
-    return RankReport(label=label, kind=kind, summary=summary, detail=stack, time_s=time.monotonic())
+    return RankReport(label=label, kind=kind, summary=summary, detail=stack, activity=activity, time_s=time.monotonic())
 
 
 def _signal_name(number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import faulthandler
@@ -14,14 +15,17 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from hotspa_plugin.runtime.activity import read_activity, set_activity, share_activity
 from hotspa_plugin.runtime.rank_failure import RankReport, condensed_stack, report_death, report_error
 
+START_TIMEOUT_S = 600.0  # a torch process takes seconds to start, many of them on a busy machine minutes
 END_GRACE_S = 2.0  # between SIGTERM and SIGKILL
 STACK_DUMP_WAIT_S = 1.0
 
@@ -36,6 +40,7 @@ class RankSpec:
     backend: str
     collective_timeout_s: float
     stack_path: str
+    activity_path: str
 
 
 def resolve_target(target: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -57,8 +62,9 @@ def resolve_target(target: str | Callable[..., Any]) -> Callable[..., Any]:
 def serve(connection: Connection, spec: RankSpec) -> None:
     """Main function of a rank process: joins the process group, then answers calls until told to stop.
 
-    Messages from the parent: ``("port", int)``, ``("call", target, args, kwargs)``, ``("stop",)``. Answers:
-    ``("port", int)`` from rank 0, ``("ready",)``, ``("done", result)`` and ``("failed", RankReport)``.
+    Messages from the parent: ``("meet", port)`` once all have imported torch, ``("call", target, args, kwargs)``,
+    ``("stop",)``. Answers: ``("imported", port)`` with rank 0's port (None elsewhere), ``("ready",)``,
+    ``("done", result)`` and ``("failed", RankReport)``.
     """
     # Ctrl-C is the parent's to handle: it ends the ranks, which therefore print nothing of their own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -66,6 +72,8 @@ def serve(connection: Connection, spec: RankSpec) -> None:
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)  # a group of its own, so that a rank is ended together with the processes it started
     threading.Thread(target=_end_with_parent, name="parent-watcher", daemon=True).start()
+    share_activity(spec.activity_path)
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # whole lines: ranks share the output
     stacks = open(spec.stack_path, "w")  # noqa: SIM115 - faulthandler needs it until the process ends
     faulthandler.enable(file=stacks)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -87,6 +95,7 @@ def serve(connection: Connection, spec: RankSpec) -> None:
         if message[0] == "stop":
             break
         _, target, args, kwargs = message
+        set_activity("")
         try:
             answer = ("done", resolve_target(target)(*args, **kwargs))
         except BaseException as error:
@@ -106,20 +115,24 @@ def _join_process_group(connection: Connection, spec: RankSpec) -> None:
     import torch
     import torch.distributed as dist
 
-    timeout = timedelta(seconds=spec.collective_timeout_s)
+    store_timeout = timedelta(seconds=START_TIMEOUT_S)
+    store = None
     if spec.rank == 0:
         # Port 0 lets the system choose, which no other program can race for.
-        store = dist.TCPStore("127.0.0.1", 0, spec.num_ranks, is_master=True, timeout=timeout, wait_for_workers=False)
-        _send(connection, ("port", store.port))
-        port = store.port
-    else:
-        kind, port = pickle.loads(connection.recv_bytes())
-        assert kind == "port"
-        store = dist.TCPStore("127.0.0.1", port, spec.num_ranks, is_master=False, timeout=timeout)
+        store = dist.TCPStore(
+            "127.0.0.1", 0, spec.num_ranks, is_master=True, timeout=store_timeout, wait_for_workers=False
+        )
+    # Imports take very different times on a busy machine: nobody's timeout runs before all are through.
+    _send(connection, ("imported", None if store is None else store.port))
+    kind, port = pickle.loads(connection.recv_bytes())
+    assert kind == "meet"
+    if store is None:
+        store = dist.TCPStore("127.0.0.1", port, spec.num_ranks, is_master=False, timeout=store_timeout)
     os.environ["MASTER_PORT"] = str(port)
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # whoever reads env:// is a client of that store
     if spec.backend == "nccl":
         torch.cuda.set_device(spec.rank % torch.cuda.device_count())
+    timeout = timedelta(seconds=spec.collective_timeout_s)
     dist.init_process_group(spec.backend, store=store, rank=spec.rank, world_size=spec.num_ranks, timeout=timeout)
 
 
@@ -157,8 +170,12 @@ class RankProcess:
             **environment,
         }
         # The child reads its environment before any code of ours runs in it, hence set here and taken back.
-        with _environment(rank_environment), _interrupts_held():
+        with _environment(rank_environment), interrupts_held():
+            if not _live:
+                atexit.unregister(_end_live)
+                atexit.register(_end_live)  # runs before multiprocessing's own, which waits for the processes
             self.process.start()
+            _live.add(self)
         child_connection.close()
 
     @property
@@ -181,7 +198,12 @@ class RankProcess:
     def report_death(self) -> RankReport:
         self.process.join(END_GRACE_S)
         exit_code = self.process.exitcode
-        return report_death(self.label, -9 if exit_code is None else exit_code, self._stack())
+        exit_code = -signal.SIGKILL if exit_code is None else exit_code
+        return report_death(self.label, exit_code, stack=self._stack(), activity=self.activity())
+
+    def activity(self) -> str:
+        """What the rank said it was doing; to be read of a dead rank, too."""
+        return read_activity(self.spec.activity_path)
 
     def request_stack(self) -> None:
         """Asks a rank that still runs to write down where it is."""
@@ -217,7 +239,7 @@ class RankProcess:
 
 def end_processes(processes: list[RankProcess]) -> None:
     """Ends rank processes and what they started: SIGTERM, then after two seconds SIGKILL. Not interruptible."""
-    with _interrupts_held():
+    with interrupts_held():
         for process in processes:
             process.signal_group(signal.SIGTERM)
         deadline_s = time.monotonic() + END_GRACE_S
@@ -227,6 +249,7 @@ def end_processes(processes: list[RankProcess]) -> None:
             process.signal_group(signal.SIGKILL)
             process.process.join()
             process.connection.close()
+            _live.discard(process)
 
 
 @contextlib.contextmanager
@@ -244,12 +267,31 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Holds SIGINT back until the block ends; processes started inside begin with it blocked."""
+def interrupts_held() -> Iterator[None]:
+    """Holds Ctrl-C back until the block ends; processes started inside begin with SIGINT blocked."""
     # Started first: as it starts, it unblocks SIGINT.
     multiprocessing.resource_tracker.ensure_running()
+    # Blocking the signal covers this thread and the processes it starts; another thread may still take the
+    # signal, and then Python runs the handler in the main thread.
+    held: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    replace = callable(handler) and threading.current_thread() is threading.main_thread()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if replace:
+        signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if replace:
+            signal.signal(signal.SIGINT, handler)
+    if held:
+        signal.raise_signal(signal.SIGINT)
+
+
+def _end_live() -> None:
+    end_processes(list(_live))
+
+
+# A rank that slipped through everything else must not keep the interpreter from ending.
+_live: weakref.WeakSet[RankProcess] = weakref.WeakSet()

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hotspa_plugin.runtime.rank_failure import FailureKind, RankFailure, RankReport
-from hotspa_plugin.runtime.rank_process import RankProcess, RankSpec, end_processes
+from hotspa_plugin.runtime.rank_process import START_TIMEOUT_S, RankProcess, RankSpec, end_processes, interrupts_held
 
-START_TIMEOUT_S = 600.0  # a torch process takes seconds to start, many of them on a busy machine minutes
 SETTLE_S = 5.0  # after the first error: how long the other ranks have to come back on their own
-PEER_SETTLE_S = 1.0  # after the first error of a pool that is given up anyway
+PEER_SETTLE_S = 1.0  # the same of a pool that is given up anyway
 
 Target = str | Callable[..., Any]
 
@@ -34,10 +33,7 @@ def rank_environment(num_ranks: int, device: str) -> dict[str, str]:
     """Environment variables of local ranks, those left out that the user has set already."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     num_threads = max(1, num_cores // num_ranks)
-    wanted = {
-        "OMP_NUM_THREADS": str(num_threads),
-        "PYTHONUNBUFFERED": "1",
-    }
+    wanted = {"OMP_NUM_THREADS": str(num_threads)}
     if Path("/sys/class/net/lo").exists():
         wanted["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo trusts the host name, which may resolve to nothing
     environment = {name: value for name, value in wanted.items() if name not in os.environ}
@@ -108,10 +104,11 @@ class WorkerPool:
         self._closed_because = ""
         try:
             environment = {**rank_environment(self.num_ranks, self.device), **self._env}
-            for rank in range(self.num_ranks):
-                self._ranks.append(RankProcess(self._spec(f"rank {rank}", rank, self.num_ranks), environment))
-            if self._extra_reference:
-                self._reference = RankProcess(self._spec("reference process", 0, 1), environment)
+            with interrupts_held():  # until each process is where it will be ended
+                for rank in range(self.num_ranks):
+                    self._ranks.append(RankProcess(self._spec(f"rank {rank}", rank, self.num_ranks), environment))
+                if self._extra_reference:
+                    self._reference = RankProcess(self._spec("reference process", 0, 1), environment)
             self._await_ready()
         except BaseException:
             self._end("it did not start")
@@ -124,22 +121,28 @@ class WorkerPool:
             num_ranks=num_ranks,
             backend="nccl" if self.device == "cuda" else "gloo",
             collective_timeout_s=self._collective_timeout_s,
-            stack_path=str(Path(self._folder.name) / (label.replace(" ", "-") + ".stack")),
+            stack_path=str(Path(self._folder.name) / f"{label}.stack"),
+            activity_path=str(Path(self._folder.name) / f"{label}.activity"),
         )
 
     def _await_ready(self) -> None:
         deadline_s = time.monotonic() + START_TIMEOUT_S
+        worlds = [self._ranks] + ([[self._reference]] if self._reference else [])
+        imported: dict[RankProcess, int | None] = {}
         waiting = self._everyone()
         while waiting:
-            answers, reports = self._collect(waiting, deadline_s, "start up", settle_s=PEER_SETTLE_S, one_message=True)
+            answers, reports = self._collect(waiting, deadline_s, "start", settle_s=PEER_SETTLE_S, one_message=True)
             if reports:
                 raise RankFailure(reports)
             for process, message in answers.items():
-                if message[0] == "port" and process is not self._reference:
-                    for other in self._ranks[1:]:
-                        other.send("port", message[1])
                 if message[0] == "ready":
                     waiting.remove(process)
+                    continue
+                imported[process] = message[1]
+                world = next(world for world in worlds if process in world)
+                if all(member in imported for member in world):
+                    for member in world:
+                        member.send("meet", imported[world[0]])
 
     def _everyone(self) -> list[RankProcess]:
         return self._ranks + ([self._reference] if self._reference else [])
@@ -254,7 +257,6 @@ class WorkerPool:
         waiting = list(processes)
         out_of_time = False
         while waiting and not (one_message and answers):
-            # Where the remaining ranks only wait for one that is gone, there is nothing to wait for.
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             ready = wait([item for p in waiting for item in (p.connection, p.process.sentinel)], left_s)
             if not ready:
@@ -293,6 +295,7 @@ def _report_stuck(processes: list[RankProcess], aim: str, while_others_failed: b
                 kind=FailureKind.STUCK,
                 summary=summary,
                 detail=process.wait_for_stack(),
+                activity=process.activity(),
                 time_s=time.monotonic(),
             )
         )

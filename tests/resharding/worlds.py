@@ -68,11 +68,11 @@ def assert_filled(layout: ShardLayout, rank: int, tensors, values) -> None:
 
 
 def run_loopback(
-    plan: ReshardPlan, sources, destinations, budget: int | None = None, times: int = 1
+    plan: ReshardPlan, sources, destinations, budget: int | None = None, times: int = 1, **options
 ) -> list:
     world = LoopbackWorld(plan.num_ranks)
     executors = [
-        ReshardExecutor(plan, rank, world.transport(rank), sources[rank], destinations[rank], budget, staging=StagingBuffer())
+        ReshardExecutor(plan, rank, world.transport(rank), sources[rank], destinations[rank], budget, **options)
         for rank in range(plan.num_ranks)
     ]
     for _ in range(times):

@@ -1,1 +1,1 @@
-
+"""DeepSpeed: hot switching as an option of its engine. ``hotspa_plugin.deepspeed`` is the public module."""

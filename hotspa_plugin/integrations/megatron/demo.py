@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from hotspa_plugin.config import TrainingConfig
-from hotspa_plugin.integrations.megatron import training
+from hotspa_plugin.integrations.megatron import training_run
+from hotspa_plugin.integrations.megatron.training_run import TrainerBuilder
 from hotspa_plugin.report.console import print_comparison, print_run
 from hotspa_plugin.report.reader import read_run
 from hotspa_plugin.runtime.recorder import check_run_directory
@@ -28,7 +29,7 @@ class StaticChoice:
     left_out: str | None = None
 
 
-def choose_static(plan: training.TrainingPlan, *, include_all: bool = False) -> list[StaticChoice]:
+def choose_static(plan: training_run.TrainingPlan, *, include_all: bool = False) -> list[StaticChoice]:
     """The pool's strategies that hold the longest sequence by their own bound; all of them with ``include_all``."""
     longest = int(plan.source.lengths.max())
     return [
@@ -42,18 +43,31 @@ def choose_static(plan: training.TrainingPlan, *, include_all: bool = False) -> 
     ]
 
 
-def run_demo(config: TrainingConfig, *, num_ranks: int, include_all_static: bool = False, command: str = "") -> Comparison:
+def run_demo(
+    config: TrainingConfig,
+    *,
+    num_ranks: int,
+    include_all_static: bool = False,
+    command: str = "",
+    on_ranks: str = __name__,
+) -> Comparison:
     """Trains ``config`` hot, then static; prints tables; leaves records and ``comparison.json`` in ``run.out``.
 
+    ``on_ranks`` names the module whose ``run_hot`` and ``run_static`` the ranks call.
     Raises ValueError for what does not fit, before any process is started.
     """
     out = check_run_directory(config.run.out)
-    plan = training.plan_training(config, num_ranks=num_ranks, command=command)
+    plan = training_run.plan_training(config, num_ranks=num_ranks, command=command)
     print(f"{num_ranks} ranks, {config.model.name}, pool {plan.pool}, home {plan.pool.home}")
     print(f"{len(plan.source.lengths):,} sequences from {config.data.path or config.data.source}; {plan.source.counts}")
     choices = choose_static(plan, include_all=include_all_static)
-    with WorkerPool(num_ranks, device=config.run.device, collective_timeout_s=config.run.timeout_s) as workers:
-        hot = workers.run(f"{__name__}:run_hot", config=config, command=command)[0]
+    with WorkerPool(
+        num_ranks,
+        device=config.run.device,
+        collective_timeout_s=config.run.timeout_s,
+        call_timeout_s=None,  # a run takes as long as it takes
+    ) as workers:
+        hot = workers.run(f"{on_ranks}:run_hot", config=config, command=command)[0]
         print_run(read_run(out))
         runs = [_compared("hot", "hot", hot)]
         for choice in choices:
@@ -61,7 +75,7 @@ def run_demo(config: TrainingConfig, *, num_ranks: int, include_all_static: bool
                 print(f"static {choice.strategy} is left out: {choice.left_out}")
                 continue
             static = workers.run(
-                f"{__name__}:run_static", config=static_config(config, plan, choice.strategy), hot_out=config.run.out
+                f"{on_ranks}:run_static", config=static_config(config, plan, choice.strategy), hot_out=config.run.out
             )[0]
             runs.append(_compared(choice.strategy, "static", static))
     (out / _INITIAL_FILE).unlink(missing_ok=True)
@@ -72,26 +86,28 @@ def run_demo(config: TrainingConfig, *, num_ranks: int, include_all_static: bool
     return comparison
 
 
-def static_config(config: TrainingConfig, plan: training.TrainingPlan, strategy: str) -> TrainingConfig:
+def static_config(config: TrainingConfig, plan: training_run.TrainingPlan, strategy: str) -> TrainingConfig:
     """``config`` with ``strategy`` for every length, recorded beside the hot run."""
     run = config.run.model_copy(update={"out": str(Path(config.run.out) / f"static-{strategy}"), "save_every": 0})
     pool = f"{strategy}:{plan.pool.bounds_tokens[-1]}"
     return config.model_copy(update={"pool": pool, "home": None, "run": run})
 
 
-def run_hot(config: TrainingConfig, command: str) -> list[StepRecord]:
+def run_hot(config: TrainingConfig, command: str, build: TrainerBuilder = training_run.build_trainer) -> list[StepRecord]:
     """On each rank: the hot run, its first parameters left for the static ones."""
-    return training.train_rank(
+    return training_run.train_rank(
         torch.distributed.get_rank(), torch.distributed.get_world_size(), config, command,
-        description="hot switching", save_initial=Path(config.run.out) / _INITIAL_FILE,
+        description="hot switching", save_initial=Path(config.run.out) / _INITIAL_FILE, build=build,
     )  # fmt: skip
 
 
-def run_static(config: TrainingConfig, hot_out: str) -> list[StepRecord]:
+def run_static(
+    config: TrainingConfig, hot_out: str, build: TrainerBuilder = training_run.build_trainer
+) -> list[StepRecord]:
     """On each rank: the same batches from the same parameters under one strategy."""
-    return training.train_rank(
+    return training_run.train_rank(
         torch.distributed.get_rank(), torch.distributed.get_world_size(), config,
-        description=f"static {config.pool.partition(':')[0]}", load_initial=Path(hot_out) / _INITIAL_FILE,
+        description=f"static {config.pool.partition(':')[0]}", load_initial=Path(hot_out) / _INITIAL_FILE, build=build,
     )  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Callable
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -167,3 +169,24 @@ def build_gpt(
     if not cpu.is_enabled():
         model.cuda()
     return [model.to(dtype) if dtype is not torch.float32 else model]
+
+
+def whole_model_name(chunk: GPTModel, name: str) -> str:
+    """What a parameter ``name`` of a model chunk is called in a model that is not split over pipeline stages."""
+    if name == "output_layer.weight" and chunk.share_embeddings_and_output_weights:
+        return "embedding.word_embeddings.weight"  # the last stage's own copy
+    match = re.match(r"decoder\.layers\.(\d+)\.", name)
+    if match is None:
+        return name
+    layer = chunk.decoder.layers[int(match[1])].layer_number - 1
+    return f"decoder.layers.{layer}.{name[match.end():]}"
+
+
+def freeze_parameters(chunk: GPTModel, freeze: Callable[[str], bool]) -> None:
+    """Stops training those parameters for whose name (:func:`whole_model_name`) ``freeze`` is true."""
+    for name, parameter in chunk.named_parameters():
+        if freeze(whole_model_name(chunk, name)):
+            parameter.requires_grad = False
+    if chunk.pre_process and chunk.config.recompute_granularity == "full":
+        # Megatron's recomputed layers pass no gradient to their own parameters unless their input wants one.
+        chunk.embedding.register_forward_hook(lambda module, inputs, output: output.requires_grad_())

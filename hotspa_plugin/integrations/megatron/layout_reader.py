@@ -106,25 +106,26 @@ def _owner(sharded: ShardedTensor, parameters: Mapping[str, torch.nn.Parameter])
 def _read(
     sharded: ShardedTensor, name: str, parameter: torch.nn.Parameter, config: TransformerConfig, dp_rank: int
 ) -> tuple[TensorSpec, Shard]:
+    # Leading axes count layers (and experts). Each of those is a tensor of its own here: some may be frozen.
     data, num_leading = sharded.data, sharded.prepend_axis_num
-    shape = (1,) * num_leading + tuple(data.shape)
-    low = tuple(sharded.global_offset)
+    offset, global_shape = tuple(sharded.global_offset), tuple(sharded.global_shape)
+    low = offset[num_leading:]
     stage_copy, tp_copy, dp_copy = sharded.replica_id
     if dp_copy != dp_rank:
         raise ValueError(f"{sharded.key} is data-parallel copy {dp_copy} on data-parallel rank {dp_rank}: "
                          "tensors sharded over data parallel cannot be hot-switched")
     spec = TensorSpec(
-        name=sharded.key,
-        shape=tuple(sharded.global_shape),
+        name=sharded.key + "".join(f"[{index}]" for index in offset[:num_leading]),
+        shape=global_shape[num_leading:],
         dtype=str(data.dtype).removeprefix("torch."),
         trainable=parameter.requires_grad,
     )
     shard = Shard(
         tensor=-1,
-        region=Region(low=low, high=tuple(l + n for l, n in zip(low, shape, strict=True))),
+        region=Region(low=low, high=tuple(l + n for l, n in zip(low, data.shape, strict=True))),
         parameter=name,
         storage_offset=data.storage_offset() - parameter.storage_offset(),
-        strides=(0,) * num_leading + tuple(data.stride()),
+        strides=tuple(data.stride()),
         stage_copy=stage_copy,
         tp_copy=tp_copy,
         gradient_class=gradient_class(name, parameter, config),

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from megatron.core.distributed import finalize_model_grads
 
 from hotspa_plugin.integrations.megatron import home as home_modules
-from hotspa_plugin.integrations.megatron.gpt import GPTSpec, build_gpt
+from hotspa_plugin.integrations.megatron.gpt import GPTSpec, build_gpt, freeze_parameters
 from hotspa_plugin.integrations.megatron.home import OptimizerSettings
 from hotspa_plugin.integrations.megatron.schedule import HotSwitchSchedule
 from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
@@ -34,7 +34,7 @@ class Trainer:
     """A model, its optimizer at home, and the schedule that runs every bucket of a batch.
 
     Built by every rank of the world together. ``pool`` must have been checked against the world size;
-    ``freeze(name)`` tells which parameters (named as in the whole model's home chunk) are not trained.
+    ``freeze(name)`` tells which parameters are not trained, named as in a model that is not split.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Trainer:
 
         def build_model(strategy, initialize):
             chunks = build_gpt(spec, strategy, dtype, initialize=initialize)
-            for chunk in chunks:
-                for name, parameter in chunk.named_parameters():
-                    parameter.requires_grad = not (freeze and freeze(name))
+            if freeze:
+                for chunk in chunks:
+                    freeze_parameters(chunk, freeze)
             return chunks
 
         home_index = pool.home_index

@@ -22,10 +22,11 @@ def verify_case(workers: WorkerPool, case: VerifyCase, *, timeout_s: float | Non
         rows = workers.run_reference(
             f"{_WORKER}:run_reference", case=case, pool_world_size=workers.num_ranks, folder=folder, timeout_s=timeout_s
         )
-    return _report(case, ranks[0], rows)
+    return build_report(case, ranks[0], rows)
 
 
-def _report(case: VerifyCase, summary: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def build_report(case: VerifyCase, summary: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The verdict on what rank 0 saw (``summary``) and on each step's comparison with the reference (``rows``)."""
     worst = [(error, name) for row in rows for name, error in row["errors"]]
     # NaN compares false with everything: it must come out on top, not be lost.
     worst_error, worst_tensor = max(worst, key=lambda e: math.inf if math.isnan(e[0]) else e[0])

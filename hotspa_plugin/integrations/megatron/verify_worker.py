@@ -33,6 +33,7 @@ class VerifyCase:
     seed: int = 1234
     policy: str = "balanced"
     switch_memory_bytes: int | None = None
+    ranks_per_node: int | None = None  # all on one node where None
     frozen: tuple[str, ...] = ()  # parameters whose name contains one of these are not trained
     lr: float = 1e-3
     clip_grad: float = 1.0
@@ -71,16 +72,15 @@ def make_batch(case: VerifyCase, step: int) -> SequenceBatch:
     return SequenceBatch(step=step, source=source, indices=np.arange(len(lengths)))
 
 
-def run_ranks(case: VerifyCase, folder: str) -> dict[str, Any] | None:
-    """Trains ``case`` on every rank, leaving each step's evidence in ``folder``; rank 0 returns a summary."""
+def build_trainer(case: VerifyCase):
+    """The trainer of ``case`` on this rank; what is in the slabs is poisoned before each switch."""
     prepare_process()
     from hotspa_plugin.integrations.megatron.home import OptimizerSettings
     from hotspa_plugin.integrations.megatron.session import SwitchOptions
     from hotspa_plugin.integrations.megatron.trainer import Trainer
-    from hotspa_plugin.process_groups.registry import num_live_groups
 
-    rank = dist.get_rank()
     pool, spec = make_spec(case, dist.get_world_size())
+    nodes = np.arange(dist.get_world_size()) // case.ranks_per_node if case.ranks_per_node else None
     trainer = Trainer(
         spec,
         pool,
@@ -88,10 +88,19 @@ def run_ranks(case: VerifyCase, folder: str) -> dict[str, Any] | None:
         optimizer=OptimizerSettings(lr=case.lr, distributed=case.distributed_optimizer, clip_grad=case.clip_grad),
         packing=case.packing,
         seed=case.seed,
-        switch=SwitchOptions(policy=case.policy, memory_budget_bytes=case.switch_memory_bytes),
+        switch=SwitchOptions(policy=case.policy, memory_budget_bytes=case.switch_memory_bytes, node_of_rank=nodes),
         freeze=(lambda name: any(part in name for part in case.frozen)) if case.frozen else None,
     )
     trainer.loop.switcher.poison = True
+    return trainer
+
+
+def run_ranks(case: VerifyCase, folder: str) -> dict[str, Any] | None:
+    """Trains ``case`` on every rank, leaving each step's evidence in ``folder``; rank 0 returns a summary."""
+    trainer = build_trainer(case)
+    from hotspa_plugin.process_groups.registry import num_live_groups
+
+    rank = dist.get_rank()
     groups_after_start = num_live_groups()
     differing: dict[str, None] = {}
     losses, sequences = [], 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ class LoopbackTransport:
         self._world = world
         self._rank = rank
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _LoopbackWork:
+    def exchange(self, sends: Iterable[Message], receives: Sequence[Message]) -> _LoopbackWork:
         for peer, tensor in sends:
             self._world.post(self._rank, peer, tensor)
         return _LoopbackWork(self._world, self._rank, list(receives))
@@ -66,14 +66,22 @@ class LoopbackTransport:
 class _LoopbackWork:
     def __init__(self, world: LoopbackWorld, rank: int, receives: list[Message]) -> None:
         self._world, self._rank, self._receives = world, rank, receives
+        self._num_filled = 0
+
+    def wait_receive(self, index: int) -> None:
+        while self._num_filled <= index:
+            self._fill(self._receives[self._num_filled])
+            self._num_filled += 1
 
     def wait(self) -> None:
-        for peer, tensor in self._receives:
-            sent = self._world.take(peer, self._rank)
-            if sent.dtype != tensor.dtype or sent.numel() != tensor.numel():
-                raise RuntimeError(
-                    f"rank {self._rank} expects {tensor.numel()} elements of {tensor.dtype} from rank {peer}, "
-                    f"which sent {sent.numel()} of {sent.dtype}"
-                )
-            tensor.copy_(sent.view_as(tensor))
-        self._receives = []
+        self.wait_receive(len(self._receives) - 1)
+
+    def _fill(self, message: Message) -> None:
+        peer, tensor = message
+        sent = self._world.take(peer, self._rank)
+        if sent.dtype != tensor.dtype or sent.numel() != tensor.numel():
+            raise RuntimeError(
+                f"rank {self._rank} expects {tensor.numel()} elements of {tensor.dtype} from rank {peer}, "
+                f"which sent {sent.numel()} of {sent.dtype}"
+            )
+        tensor.copy_(sent.view_as(tensor))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,6 +18,9 @@ class Message(NamedTuple):
 class Work(Protocol):
     """An exchange under way."""
 
+    def wait_receive(self, index: int) -> None:
+        """Returns when the ``index``-th tensor to receive is filled."""
+
     def wait(self) -> None:
         """Returns when all sent tensors may be reused and all received ones are filled."""
 
@@ -30,5 +33,9 @@ class Transport(Protocol):
     messages where it has none.
     """
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-        """Starts sending and receiving; tensors belong to the exchange until ``wait`` returns."""
+    def exchange(self, sends: Iterable[Message], receives: Sequence[Message]) -> Work:
+        """Starts sending and receiving; tensors belong to the exchange until ``wait`` returns.
+
+        ``sends`` may fill each tensor only as it is asked for it: a transport that can sends the first while the
+        next is being packed.
+        """

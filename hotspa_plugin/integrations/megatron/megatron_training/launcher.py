@@ -33,6 +33,7 @@ def main(argv: list[str] | None = None) -> None:
         from hotspa_plugin.integrations.megatron.megatron_training import cpu
 
         cpu.enable()
-    import hotspa_plugin.megatron_adaptor  # noqa: F401  (installs the hooks)
+    from hotspa_plugin.integrations.megatron.megatron_training.inventory import install
 
+    install()
     runpy.run_path(script, run_name="__main__")

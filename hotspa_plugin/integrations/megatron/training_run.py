@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hotspa_plugin import cpu
 from hotspa_plugin.config import TrainingConfig, open_data
+from hotspa_plugin.cost.resident import ResidentMemory, resident_memory
 from hotspa_plugin.data import GlobalBatchSampler, LimitedSource
 from hotspa_plugin.integrations.megatron.process import prepare_process
+from hotspa_plugin.layout.analytic import GPTSizes
 from hotspa_plugin.runtime.agreement import check_agreement
+from hotspa_plugin.runtime.memory import rank_memory_bytes
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder, check_run_directory
 from hotspa_plugin.runtime.run_record import (
     DataInfo,
@@ -38,6 +44,7 @@ class TrainingPlan:
     pool: StrategyPool
     source: LimitedSource
     padded_vocab_size: int
+    memory: tuple[ResidentMemory, ...]  # of a rank, for each strategy, activations not included
     command: str = ""
 
 
@@ -54,7 +61,47 @@ def plan_training(config: TrainingConfig, *, num_ranks: int, command: str = "") 
     rows = padded_vocab_size(
         config.model.vocab_size or source.vocab_size, config.model.make_vocab_size_divisible_by, pool.strategies
     )
-    return TrainingPlan(config=config, pool=pool, source=source, padded_vocab_size=rows, command=command)
+    memory = resident_memory(
+        _sizes(config, rows, pool.bounds_tokens[-1]),
+        pool,
+        distributed_optimizer=config.optimizer.distributed,
+        staging_bytes=config.run.switch_memory_mb * 2**20,
+    )
+    _check_memory(memory, num_ranks)
+    return TrainingPlan(config=config, pool=pool, source=source, padded_vocab_size=rows, memory=memory, command=command)
+
+
+def _sizes(config: TrainingConfig, padded_vocab_size: int, max_positions: int) -> GPTSizes:
+    model = config.model
+    return GPTSizes(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        ffn_hidden_size=model.ffn_hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        num_query_groups=model.num_query_groups,
+        kv_channels=model.head_dim,
+        vocab_size=padded_vocab_size,
+        gated_mlp=model.activation == "swiglu",
+        tied_embeddings=model.tied_embeddings,
+        num_learned_positions=(model.max_positions or max_positions) if model.positions == "learned" else 0,
+        biases=model.linear_bias,
+        qk_norm=model.qk_layernorm,
+        dtype={"fp32": "float32", "bf16": "bfloat16"}[config.run.dtype],
+    )
+
+
+def _check_memory(memory: tuple[ResidentMemory, ...], num_ranks: int) -> None:
+    """Refuses a pool whose parameters, gradients and optimizer state alone do not fit on a rank."""
+    available = rank_memory_bytes(int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)))
+    fullest = max(memory, key=lambda entry: entry.total_bytes)
+    if available and fullest.total_bytes > available:
+        gib = 2**30
+        raise ValueError(
+            f"strategy {fullest.strategy} needs {fullest.total_bytes / gib:.2f} GiB a rank before any activation (home "
+            f"{fullest.home_bytes / gib:.2f}, slab {fullest.slab_bytes / gib:.2f}, switch {fullest.staging_bytes / gib:.2f}), "
+            f"but a rank has {available / gib:.2f} GiB here: take a home or strategy with more tensor or pipeline "
+            "parallel, optimizer.distributed: true, or less run.switch_memory_mb"
+        )
 
 
 def build_trainer(plan: TrainingPlan, recorder: RunRecorder | NullRecorder):
@@ -92,6 +139,10 @@ def build_trainer(plan: TrainingPlan, recorder: RunRecorder | NullRecorder):
         ),
         recorder=recorder,
     )
+
+
+# Returns a ``Trainer``, or what has its methods.
+TrainerBuilder = Callable[["TrainingPlan", "RunRecorder | NullRecorder"], Any]
 
 
 def make_sampler(plan: TrainingPlan) -> GlobalBatchSampler:
@@ -138,6 +189,7 @@ def train_rank(
     description: str = "training",
     save_initial: Path | None = None,
     load_initial: Path | None = None,
+    build: TrainerBuilder = build_trainer,
 ) -> list[StepRecord]:
     """Trains on this rank; rank 0 shows progress and writes the records. Returns this session's steps.
 
@@ -151,7 +203,7 @@ def train_rank(
     plan = plan_training(config, num_ranks=world_size, command=command)
     check_agreement("the data", plan.source.fingerprint(), device=torch.device(torch.cuda.current_device()))
     out, record = Path(config.run.out), config.run.record
-    trainer = build_trainer(plan, NullRecorder())
+    trainer = build(plan, NullRecorder())
     loop = TrainLoop(
         trainer=trainer,
         source=plan.source,

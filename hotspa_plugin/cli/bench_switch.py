@@ -1,0 +1,143 @@
+"""``hotspa bench switch``: plans against their bounds, and switches against the bare wire and Megatron's resharding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hotspa_plugin.cli import options
+
+MEASURE = "hotspa_plugin.integrations.megatron.switch_measurement:measure_cases"
+DEFAULT_MEASURED = "tp4:tp1,tp2pp2:tp1,tp1:tp2pp2,tp4:tp2pp2"
+
+
+@click.command()
+@click.option("--ranks", "num_ranks", type=click.IntRange(min=0), default=4, show_default="4", metavar="N",
+              help="Local ranks to measure on; 0 plans only.")  # fmt: skip
+@click.option("--plan-ranks", type=click.IntRange(min=2), metavar="N", help="Only the planned cases with N ranks.")
+@click.option("--model", metavar="NAME", help="Only the planned cases of one model: llama-7b, llama-13b or llama-32b.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this sender policy; may be repeated.")
+@click.option("--cases", "measured", default=DEFAULT_MEASURED, show_default=True, metavar="FROM:TO,...",
+              help="Switches to measure, as pairs of strategies.")  # fmt: skip
+@click.option("--rounds", "num_rounds", type=click.IntRange(min=1), default=10, show_default="10", metavar="N",
+              help="Times that each measured contender runs, all taking turns.")  # fmt: skip
+@click.option("--no-plans", is_flag=True, help="Measure only.")
+@options.timeout_option
+@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write all figures there.")  # fmt: skip
+def switch(
+    num_ranks: int,
+    plan_ranks: int | None,
+    model: str | None,
+    policies: tuple[str, ...],
+    measured: str,
+    num_rounds: int,
+    no_plans: bool,
+    timeout_s: float,
+    json_path: Path | None,
+) -> None:
+    """Plan the paper's switches against their bounds, and measure some on this machine.
+
+    Plans: bytes between ranks and across nodes, the most that a rank sends and receives, and the most that
+    passes a network card, each with the least possible given the goals before it. Measured: a switch of 277 MB
+    of parameters, beside a raw all-to-all of the same bytes, a copy, and megatron.core.resharding, all taking
+    turns in one run.
+    """
+    from rich.console import Console
+
+    options.require_packages()
+    console = Console()
+    planned: list[dict[str, Any]] = []
+    if not no_plans:
+        planned = _plan(console, plan_ranks, model, policies)
+    rows: list[dict[str, Any]] = []
+    if num_ranks:
+        rows = _measure(console, num_ranks, _parse_cases(measured, num_ranks), num_rounds, timeout_s)
+    if json_path is not None:
+        json_path.write_text(json.dumps({"plans": planned, "measured": rows}, indent=1), encoding="utf-8")
+
+
+def _plan(console: Any, num_ranks: int | None, model: str | None, policies: Sequence[str]) -> list[dict[str, Any]]:
+    from rich.progress import track
+
+    from hotspa_plugin.resharding.bench import POLICIES, plan_rows, switch_cases
+
+    if unknown := set(policies) - set(POLICIES):
+        raise ValueError(f"--policy {min(unknown)}: choose among {', '.join(POLICIES)}")
+    rows: list[dict[str, Any]] = []
+    for case in track(switch_cases(num_ranks, model), description="planning", console=console, transient=True):
+        rows.extend(plan_rows([case], policies or POLICIES))
+    console.print(_table("Planned, MB; in brackets how far over the least possible", rows, _PLAN_COLUMNS))
+    return rows
+
+
+def _measure(
+    console: Any, num_ranks: int, cases: list[tuple[str, str]], num_rounds: int, timeout_s: float
+) -> list[dict[str, Any]]:
+    from hotspa_plugin.integrations.megatron.switch_measurement import MeasuredModel
+    from hotspa_plugin.runtime.launch import launch
+
+    console.print(f"measuring {len(cases)} switches on {num_ranks} ranks, {num_rounds} rounds each")
+    rows = launch(MEASURE, num_ranks, (MeasuredModel(), cases, num_rounds), timeout_s=timeout_s)[0]
+    console.print(_table("Measured, medians in seconds", rows, _MEASURED_COLUMNS))
+    return rows
+
+
+def _parse_cases(text: str, num_ranks: int) -> list[tuple[str, str]]:
+    from hotspa_plugin.strategy import ParallelStrategy
+
+    cases = []
+    for pair in filter(None, text.split(",")):
+        names = pair.strip().split(":")
+        if len(names) != 2:
+            raise ValueError(f"--cases {pair!r}: write pairs such as tp4:tp1, parted by commas")
+        for name in names:
+            ParallelStrategy.parse(name).resolve(num_ranks)
+        cases.append((names[0], names[1]))
+    if not cases:
+        raise ValueError("--cases is empty: write pairs such as tp4:tp1, parted by commas")
+    return cases
+
+
+def _over(row: dict[str, Any], name: str) -> str:
+    value, bound = row[name], row[f"{name}_bound"]
+    over = "" if value <= bound * 1.0005 else f" (+{value / bound - 1:.1%})" if bound else " (least: 0)"
+    return f"{value / 1e6:,.1f}{over}"
+
+
+_PLAN_COLUMNS = {
+    "case": lambda row: row["case"],
+    "policy": lambda row: row["policy"],
+    "ranks a card": lambda row: str(row["ranks_per_card"]),
+    "between ranks": lambda row: _over(row, "remote_bytes"),
+    "across nodes": lambda row: _over(row, "cross_node_bytes"),
+    "most sent": lambda row: _over(row, "max_send_bytes"),
+    "most received": lambda row: _over(row, "max_receive_bytes"),
+    "most on a card": lambda row: _over(row, "max_card_bytes"),
+    "plan s": lambda row: f"{row['plan_seconds']:.3f}",
+}
+_MEASURED_COLUMNS = {
+    "case": lambda row: row["case"],
+    "switch": lambda row: f"{row['switch_s']:.3f}",
+    "raw all-to-all": lambda row: f"{row['raw_all_to_all_s']:.3f}",
+    "raw copy": lambda row: f"{row['raw_copy_s']:.3f}",
+    "over raw": lambda row: f"{row['switch_s'] / max(row['raw_all_to_all_s'] + row['raw_copy_s'], 1e-9):.2f}x",
+    "Megatron resharding": lambda row: f"{row['megatron_resharding_s']:.3f}",
+    "faster": lambda row: f"{row['megatron_resharding_s'] / row['switch_s']:.2f}x",
+}
+
+
+def _table(title: str, rows: Sequence[dict[str, Any]], columns: dict[str, Any]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("case", "policy") else "right", no_wrap=name == "case")
+    for row in rows:
+        table.add_row(*(show(row) for show in columns.values()))
+    return table

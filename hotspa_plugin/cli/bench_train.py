@@ -1,0 +1,223 @@
+"""``hotspa bench train``: hot switching against every static strategy and the stock data path, measured in turn."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hotspa_plugin.cli import options
+from hotspa_plugin.cli import planning_options as shared
+
+if TYPE_CHECKING:
+    from hotspa_plugin.cost import Profile
+    from hotspa_plugin.integrations.megatron.bench_train import Contender
+
+BENCH = "hotspa_plugin.integrations.megatron.bench_train:run_workload"
+HOPELESS = 1.5  # a static strategy that is predicted so much slower than the fastest, beyond the profile's error, is left out
+
+
+@click.command("train")
+@click.option("--model", "model_name", default="tiny-llama", show_default=True, metavar="NAME|FILE")
+@options.ranks_option
+@click.option("--workload", "workloads", multiple=True, metavar="NAME", default=("wikipedia",), show_default=True,
+              help="wikipedia, stdlib, dynamic-context, uniform or one-huge; may be repeated.")  # fmt: skip
+@click.option("--profile", "profile_path", required=True, metavar="FILE", help="What hotspa profile wrote here.")
+@click.option("--pool", "pool_spec", default="auto", show_default=True, metavar="SPEC",
+              help="The hot pool; auto: planned from the profile before anything is measured.")  # fmt: skip
+@click.option("--home", help="Home of --pool.  [default: its last strategy]")
+@click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, metavar="N",
+              help="Batches that are timed, after one that warms up.")  # fmt: skip
+@click.option("--batch-tokens", type=click.IntRange(min=1), default=8000, show_default=True, metavar="N")
+@click.option("--longest", type=click.IntRange(min=16), default=4096, show_default=True, metavar="TOKENS",
+              help="Sequences are cut to this, which is the context of stock.")  # fmt: skip
+@shared.memory_limit_option
+@shared.recompute_option
+@options.seed_option
+@options.device_option
+@options.timeout_option
+@shared.json_option
+def bench_train(
+    model_name: str,
+    num_ranks: int,
+    workloads: tuple[str, ...],
+    profile_path: str,
+    pool_spec: str,
+    home: str | None,
+    rounds: int,
+    batch_tokens: int,
+    longest: int,
+    memory_limit_gb: float | None,
+    recompute: bool,
+    seed: int,
+    device: str,
+    timeout_s: float,
+    json_path: Path | None,
+) -> None:
+    """Measure hot switching against static strategies and stock.
+
+    All train the same batches, taking turns step by step. Stock pads every sequence to the longest, or fills
+    rows in order, under the static strategy that is predicted fastest for that; static and hot pack and
+    balance alike. Strategies and bounds are fixed before anything is measured; static strategies that the
+    profile predicts to be hopeless are listed and left out.
+    """
+    shared.check_output(json_path)
+    options.refuse_torchrun("bench train")
+    from hotspa_plugin.cli.plan_tables import print_table
+    from hotspa_plugin.cost import read_profile
+    from hotspa_plugin.search.workloads import workload_batches
+
+    model, dtype = shared.read_model_config(model_name)
+    profile = read_profile(profile_path)
+    given = shared.model_sizes(model, num_ranks=num_ranks, max_positions=longest, dtype=dtype)
+    sizes = given.model_copy(update={"dtype": profile.model.dtype})  # the profile says which type was measured
+    profile.check_model(sizes)
+    profile.check_ranks(num_ranks, num_ranks)
+    limit = shared.memory_limit_bytes(memory_limit_gb)
+    cases = []
+    for name in workloads:
+        batches = workload_batches(name, rounds + 1, batch_tokens=batch_tokens, longest_tokens=longest, seed=seed)
+        contenders, pruned, predicted = _choose(
+            profile, num_ranks, name, batch_tokens, longest, pool_spec, home, limit, recompute, seed
+        )
+        cases.append((name, batches, contenders, pruned, predicted))
+        for strategy, why in pruned.items():
+            click.echo(f"{name}: static {strategy} is left out: {why}")
+    run_workload = options.entry_function(BENCH)
+    from hotspa_plugin.integrations.megatron.bench_train import Setup, summarize
+    from hotspa_plugin.runtime.worker_pool import WorkerPool
+
+    options.warn_of_memory(num_ranks)
+    results: list[dict[str, Any]] = []
+    started_s = time.perf_counter()
+    setup = Setup(model=model, sizes=sizes, max_positions=longest, seed=seed)
+    with (
+        tempfile.TemporaryDirectory(prefix="hotspa-bench-") as folder,
+        WorkerPool(num_ranks, device=device, collective_timeout_s=timeout_s, call_timeout_s=None) as workers,
+    ):
+        for name, batches, contenders, pruned, predicted in cases:
+            steps, refused = run_workload(
+                workers, setup, contenders, batches, folder=folder, memory_limit_bytes=_own_limit(profile, limit),
+                tell=lambda said, name=name: click.echo(f"{name}: {said}", err=True),
+            )  # fmt: skip
+            result = {"name": name, "nodes": 1, **summarize(contenders, steps, refused), "pruned": pruned}
+            for entry in result["runs"]:
+                entry["predicted_step_s"] = predicted.get(entry["name"])
+            results.append(result)
+            _print(result, print_table)
+    if json_path is not None:
+        shared.write_json(
+            json_path,
+            {
+                "format": "hotspa bench train",
+                "model": sizes.name,
+                "num_ranks": num_ranks,
+                "machine": profile.machine.name,
+                "rounds": rounds,
+                "batch_tokens": batch_tokens,
+                "longest_tokens": longest,
+                "memory_limit_bytes": limit,
+                "seconds": time.perf_counter() - started_s,
+                "workloads": results,
+            },
+        )
+
+
+def _own_limit(profile: Profile, limit: int | None) -> int | None:
+    """What a run itself may take: the limit less what the process holds without it."""
+    return None if limit is None else limit - profile.memory.reserved_bytes
+
+
+def _choose(
+    profile: Profile, num_ranks: int, workload: str, batch_tokens: int, longest: int, pool_spec: str, home: str | None,
+    limit: int | None, recompute: bool, seed: int,
+) -> tuple[list[Contender], dict[str, str], dict[str, float]]:  # fmt: skip
+    """(contenders, static strategies left out and why, predicted step seconds), all fixed before measuring.
+
+    Plans from batches of the same workload but of another seed.
+    """
+    from hotspa_plugin.integrations.megatron.bench_train import Contender
+    from hotspa_plugin.search import BatchAssigner, StepModel, candidate_strategies, check_lengths, make_plan, predict
+    from hotspa_plugin.search.stock_assignment import StockAssigner
+    from hotspa_plugin.search.workloads import workload_batches
+
+    model = StepModel(profile, num_ranks=num_ranks, memory_limit_bytes=limit)
+    modes = shared.recompute_modes(recompute)
+    candidates = candidate_strategies(profile, num_ranks, recompute=modes)
+    check_lengths(model, candidates, longest)
+    drawn = workload_batches(workload, 24, batch_tokens=batch_tokens, longest_tokens=longest, seed=seed + 1)
+    contenders: list[Contender] = []
+    predicted: dict[str, float] = {}
+    left_out: dict[str, str] = {}
+
+    static = {}
+    for strategy in candidates:
+        pool = model.static_pool(strategy, longest)
+        if pool is None:
+            left_out[str(strategy)] = f"{longest} tokens do not fit in memory"
+        else:
+            static[str(strategy)] = predict(model, pool, drawn[:8])
+    errors = [profile.time_error if s.time_error is None else s.time_error for s in profile.stages]
+    hopeless = HOPELESS * (1 + max(errors))
+    best_s = min(p.mean.total_s for p in static.values())
+    for name, prediction in sorted(static.items(), key=lambda item: item[1].mean.total_s):
+        predicted[name] = prediction.mean.total_s
+        if prediction.mean.total_s > hopeless * best_s:
+            left_out[name] = f"predicted {prediction.mean.total_s / best_s:.2f} times slower than the fastest static one"
+            continue
+        pool = prediction.pool
+        assigner = BatchAssigner(model.options(pool))
+        contenders.append(Contender(name=name, kind="static", pool=pool.strategy_pool, assigner=assigner))
+
+    if pool_spec == "auto":
+        plan = make_plan(model, lambda number: drawn[number % len(drawn)], recompute=modes, longest_tokens=longest)
+        hot = plan.chosen.pool
+    else:
+        parsed = options.parse_pool(pool_spec, home).check(world_size=num_ranks, model=profile.model.shape())
+        hot = model.hot_pool(parsed.entries, parsed.home)
+    name = f"hot {hot}"
+    predicted[name] = predict(model, hot, drawn[:8], per_batch=True).mean.total_s
+    contenders.insert(
+        0, Contender(name=name, kind="hot", pool=hot.strategy_pool, assigner=BatchAssigner(model.options(hot)))
+    )
+
+    def row_s(spec: str) -> float:  # seconds of full rows, for as many of them as a batch has on average
+        strategy = static[spec].pool.home
+        num_rows = sum(map(len, drawn)) / len(drawn)
+        full = profile.stage(strategy).cost.packed_s([longest])
+        return full * (max(1.0, num_rows / strategy.dp) + strategy.pp - 1)
+
+    best = static[min(static, key=row_s)].pool
+    for packing in ("padded", "packed"):
+        assigner = StockAssigner(num_replicas=best.home.dp, context_tokens=longest, packing=packing)
+        contenders.append(
+            Contender(name=f"stock {packing} {best.home}", kind="stock", pool=best.strategy_pool, assigner=assigner,
+                      packing=packing)
+        )  # fmt: skip
+    return contenders, left_out, predicted
+
+
+def _print(result: dict[str, Any], print_table: Any) -> None:
+    rows = []
+    for entry in result["runs"]:
+        label = entry["name"] if entry["kind"] != "static" else f"static {entry['name']}"
+        if "refused" in entry:
+            rows.append([label, "–", "–", "–", "–", "–", entry["refused"]])
+            continue
+        predicted = entry["predicted_step_s"]
+        mean_s = sum(entry["step_s"]) / len(entry["step_s"])
+        rows.append(
+            [label, f"{entry['tokens_per_s']:,.0f}", f"{entry['padding_fraction']:.1%}",
+             f"{entry['exposed_switch_fraction']:.1%}", f"{entry['peak_memory_bytes'] / 1e9:.2f}",
+             "–" if predicted is None else f"{predicted / mean_s:.2f}", f"{entry['loss']:.5g}"]
+        )  # fmt: skip
+    columns = ("run", "tokens/s", "padding", "switching", "GB a rank", "predicted / measured", "loss")
+    print_table(f"{result['name']}, {result['nodes']} node", columns, rows)
+    for key, said in (("hot_over_best_static", "the best static"), ("hot_over_stock", "the best stock run")):
+        if result[key] is not None:
+            low, high = result[f"{key}_range"]
+            tie = "; a tie" if result[f"{key}_tie"] else ""
+            click.echo(f"  hot over {said}: {result[key]:.3f} ({low:.3f} to {high:.3f} over rounds{tie})")

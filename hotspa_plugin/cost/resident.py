@@ -1,0 +1,56 @@
+"""The memory of a rank that is certain before a run: home, the slab, and the staging of a switch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from hotspa_plugin.layout import gpt_layout
+from hotspa_plugin.layout.analytic import GPTSizes
+from hotspa_plugin.layout.types import ITEM_SIZE_BYTES
+from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
+
+_GRADIENT_BYTES = 4  # accumulated in fp32
+_ADAM_STATE_BYTES = 8  # two fp32 moments
+_MASTER_BYTES = 4  # fp32 copies of parameters that are kept in less
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResidentMemory:
+    """Bytes on the fullest rank while one strategy's bucket runs; activations come on top."""
+
+    strategy: str
+    home_bytes: int  # parameters, gradients, optimizer state
+    slab_bytes: int  # parameters and gradients of the strategy; 0 at home
+    staging_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.home_bytes + self.slab_bytes + self.staging_bytes
+
+
+def resident_memory(
+    sizes: GPTSizes, pool: StrategyPool, *, distributed_optimizer: bool, staging_bytes: int
+) -> tuple[ResidentMemory, ...]:
+    """One entry per strategy of a checked ``pool``, for AdamW with fp32 gradients in home and slab."""
+    item_bytes = ITEM_SIZE_BYTES[sizes.dtype]
+    home = pool.strategies[pool.home_index]
+    state_bytes = _ADAM_STATE_BYTES + (_MASTER_BYTES if item_bytes < _MASTER_BYTES else 0)
+    if distributed_optimizer:
+        state_bytes /= home.dp
+    home_bytes = math.ceil(_fullest_rank(sizes, home) * (item_bytes + _GRADIENT_BYTES + state_bytes))
+    return tuple(
+        ResidentMemory(
+            strategy=str(strategy),
+            home_bytes=home_bytes,
+            slab_bytes=0 if strategy == home else _fullest_rank(sizes, strategy) * (item_bytes + _GRADIENT_BYTES),
+            staging_bytes=staging_bytes if len(pool.strategies) > 1 else 0,
+        )
+        for strategy in pool.strategies
+    )
+
+
+def _fullest_rank(sizes: GPTSizes, strategy: ParallelStrategy) -> int:
+    """Parameters held by the rank that holds most."""
+    layout = gpt_layout(sizes, tp=strategy.tp, pp=strategy.pp, dp=1)
+    return max(sum(shard.region.num_elements for shard in holding) for holding in layout.holdings)

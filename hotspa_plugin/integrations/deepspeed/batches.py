@@ -1,0 +1,165 @@
+"""What users pass as a batch, as the global batch that the buckets are filled from."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from hotspa_plugin.data import GlobalBatchSampler, Sample
+from hotspa_plugin.runtime.agreement import check_agreement
+from hotspa_plugin.runtime.bucket_loop import GlobalBatch
+
+IGNORED_LABEL = -100  # what Hugging Face and torch's cross entropy leave out
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SampleBatch:
+    """Samples held in memory by every rank."""
+
+    step: int
+    samples: Sequence[Sample]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.array([len(sample) for sample in self.samples], dtype=np.int64)
+
+    def sample(self, position: int) -> Sample:
+        return self.samples[position]
+
+
+def to_samples(batch: Any, *, vocab_size: int | None = None) -> list[Sample]:
+    """The sequences of a batch, in order.
+
+    ``batch`` is a list of sequences (token ids, or mappings with ``input_ids`` and perhaps ``labels`` and
+    ``attention_mask``), or one such mapping of equally long rows. Labels stand at the token they name, as Hugging
+    Face models take them, with -100 where nothing is trained; without labels every token but the first is a target.
+    Padding, where the attention mask is 0, must be at the end. Raises ValueError naming the sample.
+    """
+    if isinstance(batch, Mapping):
+        if "input_ids" not in batch:
+            raise ValueError(f"batch: holds {', '.join(map(str, batch))}, but no input_ids")
+        keys = [key for key in ("input_ids", "labels", "attention_mask") if batch.get(key) is not None]
+        batch = [dict(zip(keys, row)) for row in zip(*(batch[key] for key in keys), strict=True)]
+    if isinstance(batch, torch.Tensor) and batch.dim() != 2:
+        raise ValueError(
+            f"batch: a tensor of shape {tuple(batch.shape)} is no batch: give [sequences, tokens] or a list"
+        )
+    samples = [_to_sample(item, f"sample {index}") for index, item in enumerate(batch)]
+    if vocab_size is not None:
+        for index, sample in enumerate(samples):
+            for what, ids in (("token", sample.tokens), ("label", sample.labels)):
+                outside = (ids < 0) | (ids >= vocab_size)
+                if outside.any():
+                    where = int(outside.argmax())
+                    raise ValueError(
+                        f"sample {index}: {what} {ids[where]} at position {where} is outside the vocabulary of "
+                        f"{vocab_size}"
+                    )
+    return samples
+
+
+def _to_sample(item: Any, name: str) -> Sample:
+    if isinstance(item, Sample):
+        return item
+    labels = mask = None
+    if isinstance(item, Mapping):
+        if "input_ids" not in item:
+            raise ValueError(f"{name}: holds {', '.join(map(str, item))}, but no input_ids")
+        item, labels, mask = item["input_ids"], item.get("labels"), item.get("attention_mask")
+    tokens = _whole_numbers(item, f"{name}: input_ids")
+    labels = None if labels is None else _whole_numbers(labels, f"{name}: labels")
+    if labels is not None and labels.shape != tokens.shape:
+        raise ValueError(f"{name}: {len(labels)} labels for {len(tokens)} tokens")
+    if mask is not None:
+        mask = _whole_numbers(mask, f"{name}: attention_mask")
+        length = int((mask != 0).sum())
+        if mask.shape != tokens.shape or not (mask[:length] != 0).all():
+            raise ValueError(f"{name}: its attention mask has gaps or padding in front: pad at the end, or do not pad")
+        tokens, labels = tokens[:length], None if labels is None else labels[:length]
+    if len(tokens) == 0:
+        raise ValueError(f"{name}: has no tokens: leave empty sequences out")
+    if labels is None:
+        return Sample.from_tokens(tokens)
+    # The target of a position is the label at the next one.
+    targets = np.append(labels[1:], IGNORED_LABEL)
+    trained = targets != IGNORED_LABEL
+    return Sample(tokens=tokens, labels=np.where(trained, targets, 0), loss_mask=trained.astype(np.float32))
+
+
+def _whole_numbers(values: Any, name: str) -> np.ndarray:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iub" and array.size:
+        raise ValueError(f"{name}: expected a row of whole numbers, got {array.dtype} of shape {array.shape}")
+    return array.astype(np.int64)
+
+
+def as_global_batch(
+    batch: Any, *, step: int, per_rank: bool, vocab_size: int | None, device: torch.device
+) -> GlobalBatch:
+    """``batch`` as a global batch that all ranks hold alike; collective over the world.
+
+    With ``per_rank`` the batches of all ranks together are the global one, in rank order. Raises ValueError for
+    what ``to_samples`` refuses, on every rank, and RuntimeError where ranks were given different batches.
+    """
+    if hasattr(batch, "lengths") and hasattr(batch, "sample"):
+        return (
+            batch
+            if batch.step == step or not dataclasses.is_dataclass(batch)
+            else dataclasses.replace(batch, step=step)
+        )
+    problem, samples = None, []
+    try:
+        samples = to_samples(batch, vocab_size=vocab_size)
+    except ValueError as error:
+        problem = str(error)
+    if per_rank:
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, (problem, [dataclasses.astuple(sample) for sample in samples]))
+        problem = next((f"rank {rank}: {said}" for rank, (said, _) in enumerate(gathered) if said), None)
+        samples = [
+            Sample(tokens=tokens, labels=labels, loss_mask=loss_mask)
+            for _, held in gathered
+            for tokens, labels, loss_mask in held
+        ]
+    else:
+        digest = hashlib.sha256(str(problem).encode())
+        for sample in samples:
+            for array in (sample.tokens, sample.labels, sample.loss_mask):
+                digest.update(array.tobytes())
+        check_agreement(
+            f"the batch of step {step} (give every rank the whole batch, or set hotspa.batch to per_rank)",
+            digest.hexdigest(), device=device,
+        )  # fmt: skip
+    if problem:
+        raise ValueError(problem)
+    return SampleBatch(step=step, samples=samples)
+
+
+class GlobalBatchLoader:
+    """An iterable over lists of items of ``dataset``, one list per optimizer step, the same on every rank.
+
+    One pass yields as many batches as an epoch needs; the next goes on where it ended, reshuffled each epoch.
+    """
+
+    def __init__(self, dataset: Any, *, num_sequences: int, seed: int, shuffle: bool = True) -> None:
+        self.dataset = dataset
+        self._num_sequences = num_sequences
+        # Batches are counted in sequences, so the sampler need not know lengths.
+        self.sampler = GlobalBatchSampler(
+            np.ones(len(dataset), dtype=np.int64), num_sequences=num_sequences, seed=seed, shuffle=shuffle
+        )
+
+    def __len__(self) -> int:
+        return -(-len(self.dataset) // self._num_sequences)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for _ in range(len(self)):
+            yield [self.dataset[int(index)] for index in self.sampler.next_batch()]

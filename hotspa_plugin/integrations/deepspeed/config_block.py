@@ -1,0 +1,122 @@
+"""The ``hotspa`` block of a DeepSpeed configuration."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from hotspa_plugin.strategy import StrategyPool
+
+KEY = "hotspa"
+
+
+class _Block(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class SwitchBlock(_Block):
+    """How parameters and gradients move. ``memory_mb`` bounds what a switch needs beside both copies."""
+
+    policy: Literal["balanced", "fcfs", "round_robin", "multi_node_round_robin", "greedy", "new_greedy"] = "balanced"
+    memory_mb: Annotated[float, pydantic.Field(gt=0)] | None = None
+
+    @property
+    def memory_budget_bytes(self) -> int | None:
+        """MB are 2**20 bytes."""
+        return None if self.memory_mb is None else int(self.memory_mb * 2**20)
+
+
+class HotspaBlock(_Block):
+    """What ``"hotspa": {...}`` may hold.
+
+    ``pool`` is written as everywhere (``tp1:4096 tp2:16384``), or as a mapping from strategy to bound. ``home`` owns
+    the optimizer state (default: the last strategy). ``batch`` says whether ``train_batch`` is given the whole global
+    batch on every rank, or a part of it by each. ``micro_batch_tokens`` caps a strategy's micro-batches (default:
+    its bound).
+    """
+
+    enabled: bool = True
+    pool: str | dict[str, int]
+    home: str | None = None
+    packing: Literal["packed", "padded"] = "packed"
+    batch: Literal["global", "per_rank"] = "global"
+    micro_batch_tokens: dict[str, Annotated[int, pydantic.Field(gt=0)]] = {}
+    switch: SwitchBlock = SwitchBlock()
+    seed: int = 1234
+
+    def parse_pool(self) -> StrategyPool:
+        """The pool, checked as far as it can be without a world size and a model."""
+        try:
+            pool = StrategyPool.from_config(self.pool, home=self.home)
+            for label in self.micro_batch_tokens:
+                if label not in map(str, pool.strategies):
+                    raise ValueError(f"micro_batch_tokens: strategy {label} is not in the pool {pool}")
+        except ValueError as error:
+            raise ValueError(f"{KEY}.{error}") from None
+        return pool
+
+
+def read_block(config: Mapping[str, Any]) -> HotspaBlock | None:
+    """The enabled ``hotspa`` block of a DeepSpeed configuration, or None where it is absent or not enabled.
+
+    Raises ValueError naming the JSON key, and for a key that is not known the nearest one that is.
+    """
+    raw = config.get(KEY)
+    if raw is None or (isinstance(raw, Mapping) and raw.get("enabled") is False):
+        return None
+    if not isinstance(raw, Mapping):
+        raise ValueError(
+            f'{KEY} is {json.dumps(raw)}, but must be a block such as {{"enabled": true, "pool": "tp1:4096 tp2:16384"}}'
+        )
+    try:
+        block = HotspaBlock.model_validate(dict(raw))
+    except pydantic.ValidationError as error:
+        raise ValueError(_explain(error.errors()[0])) from None
+    block.parse_pool()
+    return block
+
+
+def load_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """A DeepSpeed configuration as a dict, from a path or a mapping (which is not copied deeply)."""
+    if isinstance(config, Mapping):
+        return dict(config)
+    try:
+        loaded = json.loads(Path(config).read_text(encoding="utf-8"), object_pairs_hook=_no_repeated_keys)
+    except OSError as error:
+        raise ValueError(f"DeepSpeed configuration {config}: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"DeepSpeed configuration {config}: line {error.lineno}, column {error.colno}: {error.msg}"
+        ) from None
+    if not isinstance(loaded, dict):
+        raise ValueError(f"DeepSpeed configuration {config}: holds no JSON object")
+    return loaded
+
+
+def _no_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    loaded = dict(pairs)
+    if len(loaded) != len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"DeepSpeed configuration: key {repeated!r} stands twice in one block; keep one of them")
+    return loaded
+
+
+def _explain(error: Mapping[str, Any]) -> str:
+    # In a union, pydantic names the branch that failed; a JSON key it is not.
+    path = [str(part) for part in error["loc"] if not str(part).startswith(("str", "dict["))]
+    where = ".".join([KEY, *path])
+    if error["type"] == "extra_forbidden":
+        model = SwitchBlock if path[:1] == ["switch"] and len(path) > 1 else HotspaBlock
+        known = list(model.model_fields)
+        near = difflib.get_close_matches(path[-1], known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        return f"{where} is not a known key; {hint}"
+    if error["type"] == "missing":
+        return f"{where} is missing"
+    return f"{where} is {json.dumps(error['input'], default=str)}: {error['msg']}"

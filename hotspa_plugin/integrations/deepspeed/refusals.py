@@ -1,0 +1,82 @@
+"""Settings of a DeepSpeed configuration that cannot be combined with hot switching, each refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Optimizers whose update of an element depends on that element alone, so that shards may be updated apart.
+ELEMENTWISE_OPTIMIZERS = ("adam", "adamw", "adagrad", "lion", "sgd")
+
+_STRATEGIES_ELSEWHERE = "the pool decides how the model is split: take this setting out"
+_LOSSY = "gradients would no longer be exact: take this setting out"
+# (keys from the top, what to do instead). A block counts as used where it is enabled, a plain value where it is true.
+_REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("fp16",), "loss scaling is not supported: use bf16 or fp32"),
+    (("amp",), "use bf16 or fp32"),
+    (("torch_autocast",), "use bf16 or fp32"),
+    (("autotuning",), "tune without the hotspa block, then add it"),
+    (("compile", "deepcompile"), "strategies run outside of DeepSpeed's module, which it would compile alone"),
+    (("tensor_parallel", "autotp_size"), f"AutoTP: {_STRATEGIES_ELSEWHERE}"),
+    (("pipeline",), f"PipelineEngine: {_STRATEGIES_ELSEWHERE}"),
+    (("sequence_parallel_size",), f"Ulysses: {_STRATEGIES_ELSEWHERE}"),
+    (("hybrid_engine",), "generation with DeepSpeed's hybrid engine needs the whole model in one module"),
+    (("sparse_gradients",), _LOSSY),
+    (("communication_data_type",), _LOSSY),
+    (("compression_training",), "strategies run outside of DeepSpeed's module, which it would compress alone"),
+    (("progressive_layer_drop",), "strategies run outside of DeepSpeed's module"),
+    (("eigenvalue",), "strategies run outside of DeepSpeed's module"),
+    (("curriculum_learning",), "it cuts sequences: choose the data yourself"),
+    (("data_efficiency",), "it draws or cuts samples by itself: choose the data yourself"),
+    (("flops_profiler",), "strategies run outside of DeepSpeed's module, which computes nothing to profile"),
+    (("zero_optimization", "zero_quantized_weights"), _LOSSY),
+    (("zero_optimization", "zero_quantized_gradients"), _LOSSY),
+    (("zero_optimization", "zero_quantized_nontrainable_weights"), _LOSSY),
+    (("zero_optimization", "mics_shard_size"), "MiCS is not supported: use ZeRO 1 or 2"),
+    (("zero_optimization", "offload_param"), "home's parameters stay on the device here, so offloading saves nothing"),
+    (("zero_optimization", "offload_optimizer"), "optimizer offload is not supported"),
+    (("zero_optimization", "zenflow"), _LOSSY),
+)
+
+
+def find_problems(config: Mapping[str, Any]) -> list[str]:
+    """One line for each setting of a DeepSpeed configuration that hot switching refuses; none where it fits."""
+    found = []
+    for path, advice in _REFUSED:
+        value: Any = config
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if _is_used(path[-1], value):
+            found.append(f"{'.'.join(path)}: {advice}")
+    optimizer = config.get("optimizer")
+    if isinstance(optimizer, Mapping):
+        name = str(optimizer.get("type", ""))
+        if name.lower() not in ELEMENTWISE_OPTIMIZERS:
+            why = (
+                "compresses gradients"
+                if "bit" in name.lower() or "zeroone" in name.lower()
+                else "does not update elementwise"
+            )
+            found.append(f"optimizer.type: {name} {why}: use one of Adam, AdamW, Adagrad, Lion, SGD")
+    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        if config.get(key) == "auto":
+            found.append(f"{key}: 'auto' is filled in by other software; write a number")
+    return found
+
+
+def _is_used(key: str, value: Any) -> bool:
+    if isinstance(value, Mapping):
+        if key in ("offload_param", "offload_optimizer"):
+            return value.get("device", "none") != "none"
+        if key in ("compression_training", "pipeline"):
+            return bool(value)
+        if key == "zenflow":
+            return True
+        return bool(value.get("enabled"))
+    if key in ("autotp_size", "sequence_parallel_size"):
+        return isinstance(value, int) and value > 1
+    if key == "mics_shard_size":
+        return isinstance(value, int) and value > 0
+    if key == "communication_data_type":
+        return value is not None and value not in ("fp32", "torch.float32")
+    return bool(value)

@@ -1,0 +1,304 @@
+"""Measures a model on the machine at hand, through the real trainer: stages, memory, optimizer and links."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from hotspa_plugin import cpu
+from hotspa_plugin.config import ModelConfig
+from hotspa_plugin.cost.fitting import fit_memory, fit_time, memory_error, time_error
+from hotspa_plugin.cost.memory import MemoryModel
+from hotspa_plugin.cost.profile import (
+    LinkFigures,
+    MachineFigures,
+    MemoryFigures,
+    ModelSizes,
+    Profile,
+    Rate,
+    StageFigures,
+)
+from hotspa_plugin.data import AssignedMicroBatch, BatchAssignment, BucketAssignment, RandomTokenSource, SequenceBatch
+from hotspa_plugin.integrations.megatron.process import prepare_process
+from hotspa_plugin.runtime.memory import PeakMemory, give_back_memory, rank_memory_bytes, resident_bytes
+from hotspa_plugin.runtime.stopwatch import Stopwatch
+from hotspa_plugin.strategy import ParallelStrategy, PoolEntry, StrategyPool
+
+LINK_BYTES = 16 * 2**20
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProfileRequest:
+    """What to measure. Lengths in tokens: those that are fitted, and those that the fit is tried on."""
+
+    model: ModelConfig
+    sizes: ModelSizes
+    strategies: tuple[ParallelStrategy, ...]
+    fitted_lengths: tuple[int, ...]
+    unseen_lengths: tuple[int, ...]
+    num_repeats: int = 3
+    distributed_optimizer: bool = False
+    seed: int = 1234
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageMeasurement:
+    """One strategy: seconds of a micro-batch on a stage, and activation bytes of the fullest rank, by length."""
+
+    strategy: ParallelStrategy
+    seconds: dict[int, float]
+    activation_bytes: dict[int, int]
+    optimizer_s: float
+    num_rank_parameters: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneSequenceEach:
+    """Assigns as many sequences as fill every replica's pipeline, one sequence to a micro-batch."""
+
+    num_replicas: int
+    num_micro_batches: int
+    length_multiple: int
+
+    def assign(self, lengths: np.ndarray) -> BatchAssignment:
+        assert len(lengths) == self.num_replicas * self.num_micro_batches
+        multiple = self.length_multiple
+        micro_batches = [
+            AssignedMicroBatch(
+                samples=(i,), num_tokens=int(length), num_padded_tokens=-(-int(length) // multiple) * multiple
+            )
+            for i, length in enumerate(lengths)
+        ]
+        replicas = tuple(tuple(micro_batches[r :: self.num_replicas]) for r in range(self.num_replicas))
+        bucket = BucketAssignment(bucket=0, replicas=replicas, replica_costs_s=(0.0,) * self.num_replicas)
+        return BatchAssignment(packing="packed", buckets=(bucket,))
+
+
+def measure_profile(request: ProfileRequest, *, progress: Callable[[str], None] | None = None) -> Profile:
+    """Measures on every rank of an initialised world; all return the same profile. Collective.
+
+    ``progress`` is told on rank 0 what is being measured.
+    """
+    prepare_process()
+    tell = progress if progress is not None and dist.get_rank() == 0 else lambda said: None
+    device = torch.device(torch.cuda.current_device())
+    reserved = int(_largest(resident_bytes())) if cpu.is_enabled() else 0
+    tell("links")
+    links = _measure_links(device)
+    measured = []
+    for strategy in request.strategies:
+        tell(str(strategy))
+        measured.append(_measure_strategy(request, strategy, device))
+    return _build_profile(request, measured, links, reserved)
+
+
+def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, device: torch.device) -> StageMeasurement:
+    from hotspa_plugin.integrations.megatron.gpt import GPTSpec
+    from hotspa_plugin.integrations.megatron.home import OptimizerSettings
+    from hotspa_plugin.integrations.megatron.trainer import Trainer
+
+    lengths = sorted({*request.fitted_lengths, *request.unseen_lengths})
+    longest = -(-lengths[-1] // strategy.tp) * strategy.tp
+    pool = StrategyPool(entries=(PoolEntry(strategy=strategy, bound_tokens=longest),))
+    spec = GPTSpec.from_config(
+        request.model,
+        padded_vocab_size=request.sizes.vocab_size,
+        max_positions=request.sizes.num_learned_positions or longest,
+    )
+    trainer = Trainer(
+        spec,
+        pool.check(world_size=dist.get_world_size(), model=spec.shape),
+        dtype=DTYPES[request.sizes.dtype],
+        optimizer=OptimizerSettings(distributed=request.distributed_optimizer),
+        seed=request.seed,
+        recorder=Stopwatch(None if cpu.is_enabled() else torch.cuda.synchronize),
+    )
+    num_micro_batches = strategy.pp
+    trainer.loop.assigner = OneSequenceEach(
+        num_replicas=strategy.dp,
+        num_micro_batches=num_micro_batches,
+        length_multiple=strategy.tp if strategy.sp else 1,
+    )
+    num_sequences = strategy.dp * num_micro_batches
+    memory = PeakMemory(device)
+
+    def run(length: int, step: int) -> tuple[float, int]:
+        source = RandomTokenSource([length] * num_sequences, vocab_size=256, seed=step)
+        batch = SequenceBatch(step=step, source=source, indices=np.arange(num_sequences))
+        give_back_memory()
+        memory.restart()
+        before = torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()
+        result = trainer.accumulate(batch)
+        return result.buckets[0].compute_s, memory.peak_bytes() - before
+
+    run(lengths[0], 0)  # connections, kernels and the optimizer's state settle
+    trainer.update()
+    started_s = time.perf_counter()
+    trainer.update()
+    optimizer_s = float(_largest(time.perf_counter() - started_s))
+    # All lengths in each round, and the fastest round of each: what disturbs a measurement makes it slower, never faster.
+    seconds, activation = dict.fromkeys(lengths, math.inf), dict.fromkeys(lengths, 0)
+    for turn in range(request.num_repeats):
+        for length in lengths:
+            taken_s, peak_bytes = run(length, 1 + turn)
+            stage_s = _largest(taken_s) / (num_micro_batches + strategy.pp - 1)
+            seconds[length] = min(seconds[length], stage_s)
+            activation[length] = max(activation[length], int(_largest(peak_bytes)))
+    num_parameters = int(_largest(sum(p.numel() for p in trainer.home.parameters.values())))
+    return StageMeasurement(
+        strategy=strategy,
+        seconds=seconds,
+        activation_bytes=activation,
+        optimizer_s=optimizer_s,
+        num_rank_parameters=num_parameters,
+    )
+
+
+def _largest(value: float) -> float:
+    """The largest of all ranks' values; collective."""
+    tensor = torch.tensor([value], dtype=torch.float64, device=torch.cuda.current_device())
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return float(tensor)
+
+
+def _timed(action: Callable[[], object], device: torch.device, num_rounds: int = 5) -> float:
+    """Median over rounds of the slowest rank's seconds."""
+    seconds = []
+    for turn in range(num_rounds + 1):
+        dist.barrier()
+        started_s = time.perf_counter()
+        action()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken_s = _largest(time.perf_counter() - started_s)
+        if turn:
+            seconds.append(taken_s)
+    return statistics.median(seconds)
+
+
+def _measure_links(device: torch.device) -> LinkFigures:
+    """Bandwidths among this world's ranks; between nodes those of the whole world, where it has several."""
+    num_ranks = dist.get_world_size()
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
+    groups = {size: dist.new_subgroups(group_size=size)[0] for size in _group_sizes(num_ranks, per_node)}
+    exchange, reduce = {}, {}
+    for size, group in groups.items():
+        count = LINK_BYTES // (4 * size) * size
+        sent = torch.ones(count, device=device)
+        received = torch.empty_like(sent)
+        taken_s = _timed(lambda g=group, r=received, s=sent: dist.all_to_all_single(r, s, group=g), device)
+        exchange[size] = 4 * count * (size - 1) / size / taken_s
+        taken_s = _timed(lambda g=group, s=sent: dist.all_reduce(s, group=g), device)
+        reduce[size] = 4 * count * 2 * (size - 1) / size / taken_s
+    for group in groups.values():
+        dist.destroy_process_group(group)
+    few = torch.ones(num_ranks, device=device)
+    latency_s = _timed(lambda: dist.all_to_all_single(torch.empty_like(few), few), device) if num_ranks > 1 else 0.0
+    line, copy = torch.ones(LINK_BYTES, device=device), torch.empty(LINK_BYTES, device=device)
+    copy_bytes_per_s = 4 * LINK_BYTES / _timed(lambda: copy.copy_(line), device)
+    if not exchange:  # one rank: nothing will be sent, but a profile says something
+        exchange, reduce = {1: copy_bytes_per_s}, {1: copy_bytes_per_s}
+
+    def rates(values: dict[int, float], keep: Callable[[int], bool], rename: Callable[[int], int]) -> tuple[Rate, ...]:
+        chosen = {rename(n): rate for n, rate in values.items() if keep(n)} or {max(values): values[max(values)]}
+        return tuple(Rate(num_ranks=n, bytes_per_s=rate) for n, rate in sorted(chosen.items()))
+
+    return LinkFigures(
+        cards_per_node=1,
+        intra_node=rates(exchange, lambda n: n <= per_node, lambda n: n),
+        # A card carries what all ranks of a node send to other nodes.
+        inter_node=tuple(
+            Rate(num_ranks=r.num_ranks, bytes_per_s=r.bytes_per_s * per_node * (1 - per_node / num_ranks))
+            if num_ranks > per_node else r
+            for r in rates(exchange, lambda n: n > per_node, lambda n: n)
+        ),
+        all_reduce_in_node=rates(reduce, lambda n: n <= per_node, lambda n: n),
+        all_reduce_between_nodes=rates(reduce, lambda n: n > per_node, lambda n: per_node),
+        copy_bytes_per_s=copy_bytes_per_s,
+        latency_s=latency_s,
+        note="" if num_ranks > per_node else "measured on one node: rates between nodes repeat those inside",
+    )  # fmt: skip
+
+
+def _group_sizes(num_ranks: int, per_node: int) -> list[int]:
+    sizes = [n for n in range(2, per_node + 1) if num_ranks % n == 0 and per_node % n == 0]
+    return sizes + ([num_ranks] if num_ranks > per_node else [])
+
+
+def _build_profile(
+    request: ProfileRequest, measured: Sequence[StageMeasurement], links: LinkFigures, reserved_bytes: int
+) -> Profile:
+    num_ranks = dist.get_world_size()
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
+    item_bytes = {"float32": 4, "bfloat16": 2}[request.sizes.dtype]
+    memory = MemoryFigures(
+        device_bytes=rank_memory_bytes(per_node),
+        reserved_bytes=reserved_bytes,
+        parameter_bytes=item_bytes,
+        optimizer_bytes=8 if item_bytes == 4 else 12,
+        distributed_optimizer=request.distributed_optimizer,
+    )
+    # Errors of memory are relative to what a model takes, which follows from its sizes; imports would flatter them.
+    profile = Profile(
+        source="measured by hotspa profile",
+        model=request.sizes,
+        machine=MachineFigures(name=_machine_name(), ranks_per_node=per_node, num_ranks=num_ranks),
+        stages=tuple(_fit_stage(request, m, 1.0) for m in measured),
+        memory=memory,
+        links=links,
+        optimizer_s_per_parameter=statistics.median(
+            m.optimizer_s / (m.num_rank_parameters / (m.strategy.dp if request.distributed_optimizer else 1))
+            for m in measured
+        ),
+    )
+    model = MemoryModel(profile)
+    stages = [_fit_stage(request, m, model.home_bytes(m.strategy)) for m in measured]
+    return profile.model_copy(update={"stages": tuple(stages)})
+
+
+def _fit_stage(request: ProfileRequest, measured: StageMeasurement, resident: float) -> StageFigures:
+    seen, unseen = request.fitted_lengths, request.unseen_lengths
+    cost = fit_time(seen, [measured.seconds[n] for n in seen])
+    line = fit_memory(seen, [measured.activation_bytes[n] for n in seen])
+    return StageFigures(
+        tp=measured.strategy.tp,
+        pp=measured.strategy.pp,
+        recompute=measured.strategy.recompute,
+        a_s_per_token2=cost.a_s_per_token2,
+        b_s_per_token=cost.b_s_per_token,
+        c_s=cost.c_s,
+        activation_bytes_per_token=line.bytes_per_token,
+        activation_fixed_bytes=line.fixed_bytes,
+        origin="measured",
+        time_error=time_error(cost, unseen, [measured.seconds[n] for n in unseen]) if unseen else None,
+        memory_error=memory_error(
+            line, unseen, [measured.activation_bytes[n] for n in unseen], resident_bytes=resident
+        ) if unseen else None,
+    )  # fmt: skip
+
+
+def _machine_name() -> str:
+    if not cpu.is_enabled():
+        return torch.cuda.get_device_name()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = "CPU"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{model}, {cores} cores"
+
+
+def profile_rank(request: ProfileRequest) -> dict:
+    """On each rank of a pool of workers: the profile as JSON data."""
+    return measure_profile(request, progress=lambda said: print(f"measuring {said}", flush=True)).model_dump(mode="json")

@@ -1,0 +1,77 @@
+"""Switch plans kept in a folder, so that a resumed or repeated run need not solve for them again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import tempfile
+import zipfile
+
+import numpy as np
+
+from hotspa_plugin import __version__
+from hotspa_plugin.layout import ShardLayout
+from hotspa_plugin.resharding.cells import cut_cells
+from hotspa_plugin.resharding.plan import ReshardPlan, Routes
+from hotspa_plugin.resharding.planner import build_switch_plan, check_topology
+
+FORMAT = 1  # raise when routes come to mean something else
+
+
+class PlanCache:
+    """Builds switch plans, or takes them from ``directory`` where one with the same inputs lies there.
+
+    Files are named by a hash of all that a plan depends on: both layouts, policy, nodes, cards and this package's
+    version. A file that cannot be read is built anew and replaced.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = pathlib.Path(directory)
+
+    def switch_plan(
+        self,
+        source: ShardLayout,
+        destination: ShardLayout,
+        *,
+        policy: str = "balanced",
+        node_of_rank: np.ndarray | None = None,
+        card_of_rank: np.ndarray | None = None,
+    ) -> ReshardPlan:
+        """What ``build_switch_plan`` returns for the same arguments."""
+        nodes, cards = check_topology(node_of_rank, card_of_rank, source.num_ranks)
+        path = self._directory / f"{self._key(source, destination, policy, nodes, cards)}.npz"
+        routes = _read(path)
+        if routes is not None:
+            return ReshardPlan(
+                source=source, destination=destination, policy=policy, cells=cut_cells(source, destination),
+                routes=routes, node_of_rank=nodes, card_of_rank=cards,
+            )
+        plan = build_switch_plan(source, destination, policy=policy, node_of_rank=nodes, card_of_rank=cards)
+        _write(path, plan.routes)
+        return plan
+
+    @staticmethod
+    def _key(source: ShardLayout, destination: ShardLayout, policy: str, nodes: np.ndarray, cards: np.ndarray) -> str:
+        said = hashlib.sha256()
+        for text in (str(FORMAT), __version__, source.digest(), destination.digest(), policy):
+            said.update(text.encode() + b"\0")
+        said.update(nodes.tobytes() + cards.tobytes())
+        return said.hexdigest()
+
+
+def _read(path: pathlib.Path) -> Routes | None:
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return Routes(**{field.name: found[field.name] for field in dataclasses.fields(Routes)})
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def _write(path: pathlib.Path, routes: Routes) -> None:
+    """Through a file of its own that is then renamed: ranks may write the same plan at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
+        np.savez_compressed(part, **{field.name: getattr(routes, field.name) for field in dataclasses.fields(Routes)})
+    os.replace(part.name, path)

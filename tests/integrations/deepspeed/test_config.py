@@ -1,0 +1,164 @@
+"""The hotspa block: what is read, what is refused, and how; and what doctor says. No ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hotspa_plugin.integrations.deepspeed import engine_config, refusals
+from hotspa_plugin.integrations.deepspeed.config_block import load_config, read_block
+from hotspa_plugin.integrations.deepspeed.doctor import examine_config
+
+GOOD = {"pool": "tp1:64 tp2:128"}
+
+
+def test_block_with_all_keys():
+    block = read_block({"hotspa": {
+        "enabled": True, "pool": {"tp1": 64, "tp2": 128}, "home": "tp1", "packing": "padded", "batch": "per_rank",
+        "micro_batch_tokens": {"tp1": 256}, "switch": {"policy": "greedy", "memory_mb": 0.5}, "seed": 3,
+    }})  # fmt: skip
+    assert str(block.parse_pool()) == "tp1:64 tp2:128" and str(block.parse_pool().home) == "tp1"
+    assert block.switch.memory_budget_bytes == 2**19
+
+
+@pytest.mark.parametrize("config", [{}, {"hotspa": None}, {"hotspa": {"enabled": False, "anything": 1}}])
+def test_absent_or_disabled(config):
+    assert read_block(config) is None
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (True, r"hotspa is true, but must be a block"),
+        ({}, r"hotspa\.pool is missing"),
+        ({**GOOD, "packng": "padded"}, r"hotspa\.packng is not a known key; did you mean 'packing'\?"),
+        ({**GOOD, "xyz": 1}, r"hotspa\.xyz is not a known key; known are enabled, pool"),
+        (
+            {**GOOD, "switch": {"memory_md": 5}},
+            r"hotspa\.switch\.memory_md is not a known key; did you mean 'memory_mb'",
+        ),
+        ({**GOOD, "switch": {"memory_mb": -5}}, r"hotspa\.switch\.memory_mb is -5"),
+        ({**GOOD, "enabled": "yes"}, r"hotspa\.enabled is \"yes\": Input should be a valid boolean"),
+        ({**GOOD, "packing": "dense"}, r"hotspa\.packing is \"dense\""),
+        ({"pool": 5}, r"hotspa\.pool is 5"),
+        ({"pool": "tp1:64 xp2:128"}, r"hotspa\.pool: entry at character 8: strategy 'xp2': 'xp2' at character 1"),
+        ({"pool": "tp1:64 tp2:32"}, r"hotspa\.pool: bound 32 of tp2 is not above"),
+        ({**GOOD, "home": "tp4"}, r"hotspa\.pool: home tp4 is not in it"),
+        ({**GOOD, "micro_batch_tokens": {"tp4": 5}}, r"hotspa\.micro_batch_tokens: strategy tp4 is not in the pool"),
+        ({**GOOD, "micro_batch_tokens": {"tp1": 0}}, r"hotspa\.micro_batch_tokens\.tp1 is 0"),
+    ],
+)
+def test_mistakes_name_their_key(block, message):
+    with pytest.raises(ValueError, match=message):
+        read_block({"hotspa": block})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "holds no JSON object"),
+        ('{"a": 1,}', "line 1, column"),
+        ('{"hotspa": {"pool": "tp1:4", "pool": "tp1:5"}}', "key 'pool' stands twice"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, text, message):
+    path = tmp_path / "ds_config.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_config(str(path))
+    with pytest.raises(ValueError, match="No such file"):
+        load_config(str(tmp_path / "absent.json"))
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"fp16": {"enabled": True}}, "fp16: loss scaling"),
+        ({"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel.autotp_size: AutoTP"),
+        ({"pipeline": {"stages": 2}}, "pipeline: PipelineEngine"),
+        ({"autotuning": {"enabled": True}}, "autotuning"),
+        ({"compile": {"deepcompile": True}}, "compile.deepcompile"),
+        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type: OneBitAdam compresses gradients"),
+        ({"optimizer": {"type": "Lamb"}}, "optimizer.type: Lamb does not update elementwise"),
+        ({"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}}, "zero_quantized_gradients"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "zero_optimization.offload_optimizer"),
+        ({"communication_data_type": "fp16"}, "communication_data_type"),
+        ({"train_batch_size": "auto"}, "train_batch_size: 'auto'"),
+    ],
+)
+def test_settings_that_cannot_be_exact_are_named(config, named):
+    (problem,) = refusals.find_problems(config)
+    assert named in problem
+
+
+def test_settings_that_are_fine():
+    config = {
+        "train_batch_size": 8, "optimizer": {"type": "AdamW"}, "bf16": {"enabled": True}, "fp16": {"enabled": False},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}, "overlap_comm": True},
+        "autotuning": {"enabled": False}, "tensor_parallel": {"autotp_size": 1}, "compile": {"deepcompile": False},
+        "flops_profiler": {"enabled": False}, "gradient_clipping": 1.0, "communication_data_type": "fp32",
+    }  # fmt: skip
+    assert refusals.find_problems(config) == []
+
+
+def test_engine_is_given_fp32_and_one_backward_pass():
+    config = {
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3, "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": "fp32"}, "hotspa": GOOD, "zero_optimization": {"stage": 1},
+    }  # fmt: skip
+    assert engine_config.compute_dtype(config) is torch.bfloat16
+    assert engine_config.engine_config(config, home_dp=2, world_size=4) == {
+        "train_batch_size": 24, "train_micro_batch_size_per_gpu": 12, "gradient_accumulation_steps": 1,
+        "zero_optimization": {"stage": 1},
+    }  # fmt: skip
+    assert config["bf16"] == {"enabled": True}  # the user's own is left alone
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "train_batch_size is missing"),
+        ({"train_batch_size": 0}, "train_batch_size is 0"),
+        ({"train_batch_size": 7}, "not a multiple of home's 2"),
+        (
+            {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2},
+            "correct or leave",
+        ),
+    ],
+)
+def test_batch_sizes_that_do_not_add_up(config, message):
+    with pytest.raises(ValueError, match=message):
+        engine_config.engine_config(config, home_dp=2, world_size=4)
+
+
+def test_doctor_says_what_would_happen(tmp_path):
+    path = tmp_path / "ds_config.json"
+
+    def examine(config: dict, **options) -> list[tuple[str, str]]:
+        path.write_text(json.dumps(config))
+        return [
+            (f.subject, f.status)
+            for f in examine_config(path, **options)
+            if f.subject not in ("deepspeed", "transformers")
+        ]
+
+    assert examine({}) == [("hotspa", "note")]
+    assert examine({"hotspa": {"pol": "tp1:4"}}) == [(str(path), "problem")]
+    assert examine({"hotspa": GOOD}, num_ranks=4) == [("hotspa", "ok"), ("hotspa.pool", "ok")]
+    assert examine({"hotspa": GOOD}, num_ranks=3) == [("hotspa", "ok"), ("hotspa.pool", "problem")]
+    assert examine({"hotspa": GOOD, "fp16": {"enabled": True}, "zero_optimization": {"stage": 2}}) == [
+        ("hotspa", "ok"), ("fp16", "problem"), ("zero_optimization.stage", "note"),
+    ]  # fmt: skip
+
+
+def test_doctor_needs_neither_torch_nor_deepspeed():
+    code = (
+        "import sys, hotspa_plugin.integrations.deepspeed.doctor; "
+        "sys.exit(', '.join(m for m in ('torch', 'deepspeed', 'transformers') if m in sys.modules) or 0)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
