@@ -55,7 +55,7 @@ def commands(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (demo, train, verify, report, profile, plan, simulate, bench, patch, doctor):
+for _command in (demo, train, verify, report, doctor, profile, plan, simulate, bench, patch):
     commands.add_command(_command)
 
 

@@ -6,6 +6,7 @@ from tests.integrations.megatron_training.comparing import assert_same_training,
 from tests.integrations.megatron_training.conftest import BASE
 
 pytestmark = pytest.mark.gloo
+slow = pytest.mark.slow
 
 SAMPLE = "--hotspa-sample-unit sample"
 POOL = "--hotspa-pool 'tp1:16 tp2:48 tp4:128'"
@@ -28,6 +29,7 @@ def test_three_strategies_train_like_each_static_one(pretrain, static_tp4, stati
     assert_same_training(hot, static_dp4)
 
 
+@slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -43,16 +45,16 @@ def test_the_distributed_optimizer_trains_the_same_for_twenty_iterations(pretrai
     "flags",
     [
         f"{OVERLAP} --hotspa-pool 'tp4:127 tp1:128'",  # home without work on most ranks
-        f"--pipeline-model-parallel-size 2 {OVERLAP} --hotspa-pool 'tp1:16 tp4:127 pp2:128'",
-        "--tensor-model-parallel-size 2 --overlap-grad-reduce --hotspa-pool 'tp1:16 tp4:48 tp2:128'",
-        "--tensor-model-parallel-size 4 --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128' --hotspa-bucket-order descending",
+        pytest.param(f"--pipeline-model-parallel-size 2 {OVERLAP} --hotspa-pool 'tp1:16 tp4:127 pp2:128'", marks=slow),
+        pytest.param("--tensor-model-parallel-size 2 --overlap-grad-reduce --hotspa-pool 'tp1:16 tp4:48 tp2:128'", marks=slow),
+        pytest.param("--tensor-model-parallel-size 4 --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128' --hotspa-bucket-order descending", marks=slow),
         "--tensor-model-parallel-size 4 --sequence-parallel --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128'",
-        "--pipeline-model-parallel-size 4 --hotspa-pool 'tp1:16 tp2pp2:48 pp4:128'",
-        "--pipeline-model-parallel-size 2 --hotspa-pool 'tp1:16 tp2pp2vpp2:48 pp2:128'",
+        pytest.param("--pipeline-model-parallel-size 4 --hotspa-pool 'tp1:16 tp2pp2:48 pp4:128'", marks=slow),
+        pytest.param("--pipeline-model-parallel-size 2 --hotspa-pool 'tp1:16 tp2pp2vpp2:48 pp2:128'", marks=slow),
         "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
         f"{OVERLAP} --hotspa-pool 'tp1:16 tp4:48 pp2vpp2:128'",
-        "--hotspa-home tp2 --hotspa-pool 'tp1rc:16 tp4:48 tp2:128'",
-        "--tensor-model-parallel-size 4 --hotspa-packing packed --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128'",
+        pytest.param("--hotspa-home tp2 --hotspa-pool 'tp1rc:16 tp4:48 tp2:128'", marks=slow),
+        pytest.param("--tensor-model-parallel-size 4 --hotspa-packing packed --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128'", marks=slow),
         "--tensor-model-parallel-size 4 --sequence-parallel --hotspa-packing packed "
         "--hotspa-pool 'tp1:16 tp2:48 tp4:128' --hotspa-switch-memory-mb 1",
     ],
@@ -71,6 +73,7 @@ def test_documents_read_by_the_plugin_are_the_same_samples(pretrain, static_tp4)
     assert max(relative(hot.losses, static_tp4.losses[:3])) < 1e-6
 
 
+@slow
 @pytest.mark.parametrize(
     ("model", "changes", "flags"),
     [
@@ -95,8 +98,8 @@ def test_other_models_are_exact(pretrain, model, changes, flags):
     ("fault", "flags"),
     [
         ("all partial", "--tensor-model-parallel-size 4"),
-        ("all identical", "--tensor-model-parallel-size 4 --sequence-parallel"),
-        ("count everywhere", "--tensor-model-parallel-size 2"),
+        pytest.param("all identical", "--tensor-model-parallel-size 4 --sequence-parallel", marks=slow),
+        pytest.param("count everywhere", "--tensor-model-parallel-size 2", marks=slow),
         ("stale parameters", f"--tensor-model-parallel-size 2 {OVERLAP}"),
     ],
 )
@@ -107,6 +110,7 @@ def test_what_is_wrong_on_purpose_shows(pretrain, static_tp4, fault, flags):
     assert wrong or drifted
 
 
+@slow
 def test_dropout_is_reproducible(pretrain):
     base = BASE.replace("--attention-dropout 0 --hidden-dropout 0", "--attention-dropout 0.1 --hidden-dropout 0.1")
     flags = f"--tensor-model-parallel-size 4 {SAMPLE} --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128'"

@@ -9,10 +9,14 @@ from tests.integrations.megatron_training.comparing import relative
 pytestmark = pytest.mark.gloo
 
 POOL = "--tensor-model-parallel-size 2 --hotspa-sample-unit sample --hotspa-pool 'tp1:16 tp4:48 tp2:128'"
-OPTIMIZERS = ["", "--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable"]
+slow = pytest.mark.slow
+OPTIMIZERS = [
+    pytest.param("", marks=slow, id="plain"),
+    pytest.param("--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable", id="distributed"),
+]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["plain", "distributed"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_resumed_run_repeats_one_without_a_stop(pretrain, tmp_path, optimizer):
     import torch
 
@@ -34,6 +38,7 @@ def test_a_resumed_run_repeats_one_without_a_stop(pretrain, tmp_path, optimizer)
         assert max(relative(joined.losses, whole.losses[3:])) < 1e-5, flags
 
 
+@slow
 def test_hot_switching_joins_a_static_run(pretrain, tmp_path):
     static = "--tensor-model-parallel-size 2 --use-distributed-optimizer"
     whole = pretrain(static, iterations=6)
@@ -70,6 +75,7 @@ def test_log_line_and_records_tell_every_bucket(pretrain, tmp_path):
     assert (tmp_path / "records" / "trace.json").exists()
 
 
+@slow
 def test_random_sequences_of_a_length_distribution(pretrain):
     pool = "--tensor-model-parallel-size 4 --hotspa-pool 'tp1:16 tp4:128'"
     run = pretrain(f"{pool} --mock-data --hotspa-mock-lengths uniform:1-128", model=None)
@@ -111,6 +117,7 @@ def test_a_wrong_start_is_refused_in_one_line(pretrain, flags, said):
     assert "--" in lines[0]
 
 
+@slow
 def test_overlong_documents_are_cut_on_request(pretrain):
     run = pretrain("--hotspa-pool 'tp4:16 tp1:100' --hotspa-overlong truncate", model=None)
     assert run.code == 0, run.errors

@@ -40,7 +40,7 @@ def get_args() -> argparse.Namespace:
 def wrap_add_megatron_arguments(original: Callable) -> Callable:
     @functools.wraps(original)
     def add_megatron_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        return flags.add_flags(original(parser))
+        return flags.repair_help(flags.add_flags(original(parser)))
 
     return add_megatron_arguments
 

@@ -72,6 +72,18 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
+def repair_help(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Escapes percent signs of help texts that argparse cannot format (Megatron 0.19.2 has one), so that --help works."""
+    formatter = parser._get_formatter()
+    for action in parser._actions:
+        try:
+            if action.help:
+                formatter._expand_help(action)
+        except (ValueError, TypeError, KeyError):
+            action.help = action.help.replace("%", "%%")
+    return parser
+
+
 def read_pool(args: argparse.Namespace) -> StrategyPool:
     """The pool of ``--hotspa-pool`` with its home, sequence parallelism as the script has it; not checked yet.
 
