@@ -168,7 +168,7 @@ def set_up(target, version, path):
         venv, "installing hotspa-plugin, megatron-core and test tools", pip + [torch, "--editable", ".[megatron,deepspeed,test]"]
     )
     stamp.write_text(digest)
-    say(f"[{venv.name}] ready")
+    say(f"[{venv.name}] ready; use it with: . {venv.name}/bin/activate")
     return programs
 
 

@@ -74,6 +74,7 @@ def demo(
                 "seed": seed,
                 "device": device,
                 "timeout_s": timeout_s,
+                "save_every": 0,
             },
         }
     )

@@ -125,7 +125,7 @@ class RunConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: CountOrZero = 1234
     out: str = "runs/train"
-    save_every: CountOrZero = 0  # steps; 0: never
+    save_every: CountOrZero = 10  # steps; 0: never. The last step is saved too
     resume: bool = False
     switch_policy: Literal["balanced", "new_greedy"] = "balanced"
     switch_memory_mb: Count = 256

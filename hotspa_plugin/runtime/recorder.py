@@ -30,6 +30,8 @@ def check_run_directory(directory: str | os.PathLike[str], *, resume: bool = Fal
     Call it before ranks are started, so that a mistake costs no start. Only a resumed run may go where
     records lie already.
     """
+    if not str(directory):
+        raise ValueError("output folder: its name is empty; name a folder with --out")
     directory = Path(directory)
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"output folder {directory} is a file; give a new folder with --out")
@@ -40,6 +42,10 @@ def check_run_directory(directory: str | os.PathLike[str], *, resume: bool = Fal
             f"output folder {directory} holds another run ({', '.join(held)}); give a new folder with --out, "
             "or resume that run"
         )
+    existing = next(place for place in (directory.absolute(), *directory.absolute().parents) if place.exists())
+    # Kernel file systems say they are writable to root, and are not.
+    if not os.access(existing, os.W_OK | os.X_OK) or existing.parts[1:2] in (("proc",), ("sys",)):
+        raise ValueError(f"output folder {directory} cannot be made or written in {existing}; give another with --out")
     return directory
 
 

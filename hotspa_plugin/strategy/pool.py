@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 
@@ -168,6 +169,8 @@ class StrategyPool:
         entries = []
         for entry in self.entries:
             refuse_unsupported(entry.strategy, interleaved=interleaved)
+        self._check_world_size(world_size)
+        for entry in self.entries:
             entries.append(dataclasses.replace(entry, strategy=entry.strategy.resolve(world_size)))
             if model is not None:
                 check_model(entry.strategy, model, split_query_groups=split_query_groups)
@@ -178,6 +181,18 @@ class StrategyPool:
                 "that the model learns (max_positions); lower the bound or learn more positions"
             )
         return StrategyPool(entries=tuple(entries), home=self.home.resolve(world_size))
+
+    def _check_world_size(self, world_size: int) -> None:
+        """Names the numbers of ranks that fit *all* strategies, where more than one decides."""
+        together = math.lcm(*(strategy.num_ranks_per_replica for strategy in self.strategies))
+        misfits = [s for s in self.strategies if world_size % s.num_ranks_per_replica]
+        if len(self.entries) > 1 and misfits and world_size >= 1:
+            below = world_size // together * together
+            fits = " or ".join(str(size) for size in (below, below + together) if size)
+            raise ValueError(
+                f"pool: strategy {misfits[0]} needs a multiple of {misfits[0].num_ranks_per_replica} ranks (tp x pp), but the "
+                f"world size is {world_size}; for the whole pool use {fits} ranks, or another strategy"
+            )
 
     def bucket_of(self, length: int) -> int | None:
         """Index of the first entry whose bound is at least ``length`` tokens; None where none is."""

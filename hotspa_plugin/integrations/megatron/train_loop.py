@@ -32,7 +32,7 @@ class TrainLoop:
     sampler: GlobalBatchSampler
     num_steps: int
     first_step: int = 0
-    save_every: int = 0  # steps; 0: never
+    save_every: int = 0  # steps; 0: never; else the last step is saved too
     folder: Path | None = None  # where checkpoints go
     on_step: Callable[[StepRecord], None] | None = None
 
@@ -71,7 +71,8 @@ class TrainLoop:
             if not math.isfinite(record.loss):
                 raise RuntimeError(f"step {step}: the loss is {record.loss}. Lower the learning rate or look at the data; "
                                    "the last checkpoint is from before")
-            if self.folder and self.save_every and (step + 1) % self.save_every == 0:
+            last = step + 1 == self.num_steps
+            if self.folder and self.save_every and (last or (step + 1) % self.save_every == 0):
                 about = {"data": self.source.fingerprint(), "sampler": self.sampler.state_dict()}
                 checkpoint.save(self.folder / CHECKPOINT_FOLDER, step + 1, self.trainer, about)
         return records
