@@ -85,9 +85,7 @@ def forward_step(data_iterator, model):
 
 
 def reads_data():
-    return mpu.get_tensor_model_parallel_rank() == 0 and (
-        mpu.is_pipeline_first_stage() or mpu.is_pipeline_last_stage()
-    )
+    return mpu.get_tensor_model_parallel_rank() == 0 and (mpu.is_pipeline_first_stage() or mpu.is_pipeline_last_stage())
 
 
 def datasets_provider(num_samples, vp_stage=None):
@@ -97,7 +95,9 @@ def datasets_provider(num_samples, vp_stage=None):
     if args.document_samples:
         source = IndexedDatasetSource(blend[0][0], vocab_size=args.padded_vocab_size)
         return [
-            DocumentDataset(source, num_samples=n, seed=args.seed, padded_tokens=args.seq_length, split=split) if n else None
+            DocumentDataset(source, num_samples=n, seed=args.seed, padded_tokens=args.seq_length, split=split)
+            if n
+            else None
             for n, split in zip(num_samples, (Split.train, Split.valid, Split.test))
         ]
     config = GPTDatasetConfig(

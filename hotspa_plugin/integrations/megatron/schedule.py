@@ -15,8 +15,8 @@ from hotspa_plugin.runtime.bucket_loop import BatchResult, BucketLoop, GlobalBat
 
 # What Megatron's loop passes along and this schedule needs not: each strategy has its own groups, modules and
 # micro-batches, and shapes travel with the micro-batches.
-_UNUSED = frozenset({"model", "num_microbatches", "seq_length", "micro_batch_size", "decoder_seq_length", "pg_collection",
-                     "first_val_step"})  # fmt: skip
+_UNUSED = frozenset({"model", "num_microbatches", "seq_length", "micro_batch_size", "decoder_seq_length",
+                     "pg_collection", "first_val_step"})  # fmt: skip
 
 
 class HotSwitchSchedule:
@@ -85,5 +85,7 @@ class HotSwitchSchedule:
 def _refuse_unknown(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name not in _UNUSED and value:
-            raise ValueError(f"hot switching does not know what to do with the schedule's {name}={value!r}: turn off "
-                             "what asks for it, or train without --hotspa-pool")
+            raise ValueError(
+                f"hot switching does not know what to do with the schedule's {name}={value!r}: turn off "
+                "what asks for it, or train without --hotspa-pool"
+            )

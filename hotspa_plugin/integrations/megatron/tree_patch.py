@@ -47,9 +47,11 @@ def release_of(tree: Path) -> str:
     numbers = dict(re.findall(r"^(MAJOR|MINOR)\s*=\s*(\d+)", info.read_text(encoding="utf-8"), re.MULTILINE))
     release = f"{numbers.get('MAJOR', '?')}.{numbers.get('MINOR', '?')}"
     if release not in supported_releases():
-        raise ValueError(f"--dir {tree}: is Megatron-LM {release}, and there are patches for "
-                         f"{', '.join(supported_releases())}: use one of these, or start the script with "
-                         "python -m hotspa_plugin.launch")
+        raise ValueError(
+            f"--dir {tree}: is Megatron-LM {release}, and there are patches for "
+            f"{', '.join(supported_releases())}: use one of these, or start the script with "
+            "python -m hotspa_plugin.launch"
+        )
     return release
 
 
@@ -104,9 +106,11 @@ def _change(tree: Path, wanted: State) -> list[tuple[str, bool]]:
     states = [state_of(tree, insertion) for insertion in insertions]
     for insertion, state in zip(insertions, states, strict=True):
         if state == "unknown":
-            raise ValueError(f"{tree / insertion.file}: line {insertion.after_line} is not {ANCHOR!r} as in the release, so "
-                             "the patch does not fit: add the line 'import hotspa_plugin.megatron_adaptor' below it by "
-                             "hand, or start the script with python -m hotspa_plugin.launch")
+            raise ValueError(
+                f"{tree / insertion.file}: line {insertion.after_line} is not {ANCHOR!r} as in the release, so "
+                "the patch does not fit: add the line 'import hotspa_plugin.megatron_adaptor' below it by "
+                "hand, or start the script with python -m hotspa_plugin.launch"
+            )
     changed = []
     for insertion, state in zip(insertions, states, strict=True):
         if state != wanted:

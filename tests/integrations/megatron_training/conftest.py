@@ -102,7 +102,9 @@ def pretrain_once(ranks, documents, start, tmp_path_factory):
 
 
 def _runner(ranks, documents, start, tmp_path_factory):
-    def run(flags: str, *, iterations: int = 3, model: str = "default", fault: str | None = None, base: str = BASE, **more):
+    def run(
+        flags: str, *, iterations: int = 3, model: str = "default", fault: str | None = None, base: str = BASE, **more
+    ):
         folder = tmp_path_factory.mktemp("run")
         data = [] if "--mock-data" in flags else ["--data-path", str(documents)]
         argv = [*base.split(), *data, "--split", "100,0,0", "--train-iters", str(iterations), *shlex.split(flags)]

@@ -43,11 +43,10 @@ def pretrain(
     from hotspa_plugin.integrations.megatron.megatron_training import refusals
 
     refusals._OTHERS_WAIT_S = 0.0  # no launcher ends these ranks early
-    from tests.integrations.megatron_training import faults
-    from tests.integrations.megatron_training.recorder import Recorder
-
     import hotspa_plugin.megatron_adaptor  # noqa: F401
     from hotspa_plugin.integrations.megatron.megatron_training import inventory
+    from tests.integrations.megatron_training import faults
+    from tests.integrations.megatron_training.recorder import Recorder
 
     (inventory.install if hooks else inventory.remove)()
     output, errors = io.StringIO(), io.StringIO()
@@ -65,7 +64,8 @@ def pretrain(
         forget_run()
         inventory.install()
     return {"code": code, "losses": recorder.losses, "grad_norms": recorder.grad_norms, "copies": recorder.differing,
-            "validation": recorder.validation, "output": output.getvalue(), "errors": _plain(errors.getvalue())}  # fmt: skip
+            "validation": recorder.validation,
+            "output": output.getvalue(), "errors": _plain(errors.getvalue())}  # fmt: skip
 
 
 def _plain(text: str) -> str:

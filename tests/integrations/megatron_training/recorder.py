@@ -110,7 +110,9 @@ class Recorder:
     def _after_training(self, result: Any) -> None:
         if self._folder is None:
             return
-        whole, differing = gather_global(self._layout, dist.get_rank(), {n: p.data for n, p in self._parameters.items()})
+        whole, differing = gather_global(
+            self._layout, dist.get_rank(), {n: p.data for n, p in self._parameters.items()}
+        )
         self.differing += differing
         if whole is not None:
             torch.save(whole, self._folder / "parameters.pt")

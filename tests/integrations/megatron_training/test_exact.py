@@ -46,15 +46,23 @@ def test_the_distributed_optimizer_trains_the_same_for_twenty_iterations(pretrai
     [
         f"{OVERLAP} --hotspa-pool 'tp4:127 tp1:128'",  # home without work on most ranks
         pytest.param(f"--pipeline-model-parallel-size 2 {OVERLAP} --hotspa-pool 'tp1:16 tp4:127 pp2:128'", marks=slow),
-        pytest.param("--tensor-model-parallel-size 2 --overlap-grad-reduce --hotspa-pool 'tp1:16 tp4:48 tp2:128'", marks=slow),
-        pytest.param("--tensor-model-parallel-size 4 --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128' --hotspa-bucket-order descending", marks=slow),
+        pytest.param(
+            "--tensor-model-parallel-size 2 --overlap-grad-reduce --hotspa-pool 'tp1:16 tp4:48 tp2:128'", marks=slow
+        ),
+        pytest.param(
+            "--tensor-model-parallel-size 4 --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128' --hotspa-bucket-order descending",
+            marks=slow,
+        ),
         "--tensor-model-parallel-size 4 --sequence-parallel --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128'",
         pytest.param("--pipeline-model-parallel-size 4 --hotspa-pool 'tp1:16 tp2pp2:48 pp4:128'", marks=slow),
         pytest.param("--pipeline-model-parallel-size 2 --hotspa-pool 'tp1:16 tp2pp2vpp2:48 pp2:128'", marks=slow),
         "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
         f"{OVERLAP} --hotspa-pool 'tp1:16 tp4:48 pp2vpp2:128'",
         pytest.param("--hotspa-home tp2 --hotspa-pool 'tp1rc:16 tp4:48 tp2:128'", marks=slow),
-        pytest.param("--tensor-model-parallel-size 4 --hotspa-packing packed --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128'", marks=slow),
+        pytest.param(
+            "--tensor-model-parallel-size 4 --hotspa-packing packed --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128'",
+            marks=slow,
+        ),
         "--tensor-model-parallel-size 4 --sequence-parallel --hotspa-packing packed "
         "--hotspa-pool 'tp1:16 tp2:48 tp4:128' --hotspa-switch-memory-mb 1",
     ],

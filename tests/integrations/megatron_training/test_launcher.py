@@ -24,8 +24,8 @@ def torchrun(script, flags, base=BASE):
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
 
 
-FLAGS = ["--tensor-model-parallel-size", "4", "--train-iters", "2", "--mock-data", "--hotspa-mock-lengths", "uniform:1-128",
-         "--hotspa-pool", "tp1:32 tp2pp2:64 tp4:128"]  # fmt: skip
+FLAGS = ["--tensor-model-parallel-size", "4", "--train-iters", "2", "--mock-data",
+         "--hotspa-mock-lengths", "uniform:1-128", "--hotspa-pool", "tp1:32 tp2pp2:64 tp4:128"]  # fmt: skip
 
 
 def test_the_launcher_hooks_a_script_without_the_import(tmp_path):

@@ -1,4 +1,4 @@
-"""The hooks by which ``megatron.training`` drives hot switching. Without ``--hotspa-pool`` each passes straight through."""
+"""The hooks by which ``megatron.training`` drives hot switching; each passes straight through without a pool."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import copy
 import functools
 import inspect
-import io
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core import tensor_parallel
-from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.utils import get_model_config
 
 from hotspa_plugin.integrations.megatron.megatron_training import data, documents, flags, hot_run
 from hotspa_plugin.integrations.megatron.megatron_training.hot_run import HotRun
+from hotspa_plugin.integrations.megatron.megatron_training.model_factory import model_factory
 from hotspa_plugin.integrations.megatron.megatron_training.packed import loss_function_of
 from hotspa_plugin.integrations.megatron.megatron_training.refusals import (
     refuse_unsupported,
@@ -28,7 +26,7 @@ from hotspa_plugin.integrations.megatron.megatron_training.refusals import (
 )
 from hotspa_plugin.integrations.megatron.megatron_training.step_log import write_scalars
 from hotspa_plugin.integrations.megatron.megatron_training.strategy_arguments import StrategyArguments, changes_for
-from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
+from hotspa_plugin.strategy import StrategyPool
 
 
 def get_args() -> argparse.Namespace:
@@ -82,7 +80,9 @@ def wrap_validate_args(original: Callable) -> Callable:
 def _switch_on_what_is_needed(args: argparse.Namespace) -> None:
     if not args.calculate_per_token_loss:
         args.calculate_per_token_loss = True
-        _notice(args, "--calculate-per-token-loss is switched on: the loss is divided once, by the tokens of all buckets")
+        _notice(
+            args, "--calculate-per-token-loss is switched on: the loss is divided once, by the tokens of all buckets"
+        )
     if getattr(args, "sft", False) or getattr(args, "dataloader_inter_document_masking", False):
         if args.hotspa_packing != "packed":
             args.hotspa_packing = "packed"
@@ -136,7 +136,7 @@ def wrap_setup_model_and_optimizer(original: Callable) -> Callable:
         given = signature.bind(*args, **options).arguments
         model = result[0]
         with _random_state_kept(), user_errors(torch.distributed.get_rank()):
-            run.build(model, unwrap_model(model), _model_factory(run, model, given))
+            run.build(model, unwrap_model(model), model_factory(run, given, get_args))
         return result
 
     return setup_model_and_optimizer
@@ -153,54 +153,9 @@ def _other_home_refused(run: HotRun) -> Iterator[None]:
         with user_errors(torch.distributed.get_rank()):
             raise ValueError(
                 f"the checkpoint in --load {get_args().load} holds an optimizer of another home than {run.pool.home} "
-                f"({str(error).partition(':')[0]}): choose its strategy with --hotspa-home, or save the checkpoint with "
+                f"({str(error).partition(':')[0]}): choose its strategy with --hotspa-home, or save it with "
                 "--dist-ckpt-optim-fully-reshardable"
             ) from error
-
-
-def _model_factory(run: HotRun, home: list, given: dict[str, Any]) -> Callable[[ParallelStrategy], list]:
-    """Builds a strategy's model chunks the way that the script had home's built."""
-    container = given.get("cfg_container")
-    if getattr(container, "model", None) is not None:
-        return functools.partial(_build_from_config, run, home, container.model)
-    from megatron.training.training import get_model
-
-    def build(strategy: ParallelStrategy) -> list:
-        with _quiet(), run.arguments[run.pool.index_of(strategy)].active(perform_initialization=False):
-            return get_model(given["model_provider_func"], given["model_type"], wrap_with_ddp=False)
-
-    return build
-
-
-def _build_from_config(run: HotRun, home: list, home_config: Any, strategy: ParallelStrategy) -> list:
-    from megatron.training.arguments import core_transformer_config_from_args
-
-    args = get_args()
-    strategy_args = run.arguments[run.pool.index_of(strategy)]
-    with _quiet():
-        kind = type(home_config.transformer)
-        # The caller has put the strategy's arguments in place already: home's are those without its changes.
-        home_args = copy.copy(args)
-        for name in strategy_args.changes:
-            setattr(home_args, name, run.home_values.get(name))
-        config = copy.deepcopy(home_config)
-        config.transformer = hot_run.config_for(
-            home_config.transformer,
-            core_transformer_config_from_args(home_args, kind),
-            core_transformer_config_from_args(args, kind),
-        )
-        config.transformer.perform_initialization = False
-        builder = config.get_builder_cls()(config)
-        return builder.build_distributed_models(
-            pg_collection=ProcessGroupCollection.use_mpu_process_groups(), wrap_with_ddp=False
-        )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Megatron prints the size of every model it builds; the other strategies' are home's over again."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
 
 
 @contextlib.contextmanager

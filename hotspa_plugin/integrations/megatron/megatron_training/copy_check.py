@@ -32,5 +32,7 @@ def check_copies(layout: ShardLayout, rank: int, parameters: Mapping[str, torch.
             if digest != expected:
                 differing.append(f"{key[0]} (ranks {holder} and {other})")
     if differing:
-        raise RuntimeError(f"step {step}: copies of parameters differ: {', '.join(differing[:5])}"
-                           f"{' and more' if len(differing) > 5 else ''}. Go on from the last checkpoint, and report the flags")
+        raise RuntimeError(
+            f"step {step}: copies of parameters differ: {', '.join(differing[:5])}"
+            f"{' and more' if len(differing) > 5 else ''}. Go on from the last checkpoint, and report the flags"
+        )

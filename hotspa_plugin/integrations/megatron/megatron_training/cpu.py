@@ -54,7 +54,9 @@ def _let_local_attention_take_documents(patches: PatchSet) -> None:
 
     stock = DotProductAttention.forward
 
-    def forward(self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> Any:
+    def forward(
+        self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any
+    ) -> Any:
         packed = options.get("packed_seq_params")
         if packed is None:
             return stock(self, query, key, value, *rest, **options)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
@@ -50,8 +49,10 @@ def limited(sequences: list[Sample], bound_tokens: int, policy: str) -> list[Sam
         if len(sequence) <= bound_tokens:
             kept.append(sequence)
         elif policy == "error":
-            raise ValueError(f"a sample has {len(sequence)} tokens, over the last bound of --hotspa-pool, {bound_tokens}: "
-                             "raise that bound, or say with --hotspa-overlong what to do with it")
+            raise ValueError(
+                f"a sample has {len(sequence)} tokens, over the last bound of --hotspa-pool, {bound_tokens}: "
+                "raise that bound, or say with --hotspa-overlong what to do with it"
+            )
         elif policy != "drop":
             stop = bound_tokens if policy == "truncate" else len(sequence)
             kept += [_cut(sequence, start, start + bound_tokens) for start in range(0, stop, bound_tokens)]
@@ -126,8 +127,8 @@ class ItemReader:
 class BatchLoader:
     """Iterates over global batches of a data set in order, from item ``num_consumed`` on, as Megatron's sampler does.
 
-    ``batch_size()`` tells the items of the next batch, ``step()`` its number. Sequences over ``bound_tokens`` are treated
-    as ``overlong`` says. Items left over at the end that do not
+    ``batch_size()`` tells the items of the next batch, ``step()`` its number. Sequences over ``bound_tokens`` are
+    treated as ``overlong`` says. Items left over at the end that do not
     fill a batch are not trained, as in Megatron.
     """
 
@@ -142,8 +143,10 @@ class BatchLoader:
         overlong: str = "error",
     ) -> None:
         if num_consumed >= len(dataset):
-            raise ValueError(f"the data set has {len(dataset)} samples, all consumed already ({num_consumed}): "
-                             "train on more data or fewer steps")
+            raise ValueError(
+                f"the data set has {len(dataset)} samples, all consumed already ({num_consumed}): "
+                "train on more data or fewer steps"
+            )
         self._reader = ItemReader(dataset, bound_tokens, overlong)
         self._num_items = len(dataset)
         self._num_consumed = num_consumed
@@ -162,7 +165,8 @@ class BatchLoader:
                 step=self._step(),
                 lengths=np.array([n for of_item in lengths for n in of_item], dtype=np.int64),
                 places=np.array(
-                    [(item, part) for item, of_item in zip(items, lengths) for part in range(len(of_item))], dtype=np.int64
+                    [(item, part) for item, of_item in zip(items, lengths) for part in range(len(of_item))],
+                    dtype=np.int64,
                 ).reshape(-1, 2),
                 read=self._reader.read,
             )

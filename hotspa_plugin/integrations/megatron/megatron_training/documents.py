@@ -72,8 +72,10 @@ class DocumentDataset(torch.utils.data.Dataset):
         sample = Sample.from_tokens(self._source.tokens(self._sequence(int(index))))
         length = max(len(sample), self._padded_tokens)
         if self._padded_tokens and len(sample) > self._padded_tokens:
-            raise ValueError(f"{self._source.name(self._sequence(int(index)))}: has {len(sample)} tokens, over the "
-                             f"{self._padded_tokens} of --seq-length: raise it, or cut longer documents")
+            raise ValueError(
+                f"{self._source.name(self._sequence(int(index)))}: has {len(sample)} tokens, over the "
+                f"{self._padded_tokens} of --seq-length: raise it, or cut longer documents"
+            )
         return {
             "tokens": _padded(sample.tokens, length),
             "labels": _padded(sample.labels, length),
@@ -139,8 +141,10 @@ def document_sets(
             for share, n, split in zip(shares, num_samples, _SPLITS, strict=True)
         ]
     else:
-        raise ValueError("--hotspa-sample-unit document needs documents: give --data-path, or --mock-data with "
-                         "--hotspa-mock-lengths, or take the script's own samples with --hotspa-sample-unit sample")
+        raise ValueError(
+            "--hotspa-sample-unit document needs documents: give --data-path, or --mock-data with "
+            "--hotspa-mock-lengths, or take the script's own samples with --hotspa-sample-unit sample"
+        )
     return tuple(sets)
 
 

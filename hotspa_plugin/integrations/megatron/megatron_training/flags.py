@@ -73,7 +73,7 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def repair_help(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Escapes percent signs of help texts that argparse cannot format (Megatron 0.19.2 has one), so that --help works."""
+    """Escapes help texts that argparse cannot format (Megatron 0.19.2 has one), so that --help works."""
     formatter = parser._get_formatter()
     for action in parser._actions:
         try:
@@ -100,7 +100,9 @@ def read_pool(args: argparse.Namespace) -> StrategyPool:
             )
     else:
         home = _home_of_script(args, strategies)
-    entries = [PoolEntry(strategy=s, bound_tokens=e.bound_tokens) for s, e in zip(strategies, pool.entries, strict=True)]
+    entries = [
+        PoolEntry(strategy=s, bound_tokens=e.bound_tokens) for s, e in zip(strategies, pool.entries, strict=True)
+    ]
     return StrategyPool(entries=tuple(entries), home=home)
 
 
@@ -117,7 +119,8 @@ def _home_of_script(args: argparse.Namespace, strategies: list[ParallelStrategy]
     if not fitting:
         own = f"tp{tp}" + (f"pp{pp}" if pp > 1 else "") + (f"vpp{vpp}" if (vpp or 1) > 1 else "")
         raise ValueError(
-            f"the script's own strategy, {own} (--tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp}), "
+            f"the script's own strategy, {own} (--tensor-model-parallel-size {tp} --pipeline-model-parallel-size "
+            f"{pp}), "
             f"is not in --hotspa-pool {args.hotspa_pool!r}: add {own} with a bound to the pool, or name the home "
             f"strategy with --hotspa-home, one of {', '.join(map(str, strategies))}"
         )

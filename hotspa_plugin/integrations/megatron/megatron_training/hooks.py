@@ -63,7 +63,9 @@ class HookSet:
         owners = [importlib.import_module(hook.module)]
         if hook.everywhere:
             # Whoever imported it by name has a binding of its own.
-            owners += [m for m in list(sys.modules.values()) if m not in owners and vars_of(m).get(hook.name) is original]
+            owners += [
+                m for m in list(sys.modules.values()) if m not in owners and vars_of(m).get(hook.name) is original
+            ]
         return owners
 
     def remove(self) -> None:
@@ -94,8 +96,10 @@ def megatron_release() -> str:
 
     release = f"{package_info.MAJOR}.{package_info.MINOR}"
     if release not in SUPPORTED:
-        raise RuntimeError(f"megatron-core {package_info.__version__} is outside the supported releases "
-                           f"{SUPPORTED[0]} to {SUPPORTED[-1]}: install one of these, or remove hotspa_plugin from the script")
+        raise RuntimeError(
+            f"megatron-core {package_info.__version__} is outside the supported releases "
+            f"{SUPPORTED[0]} to {SUPPORTED[-1]}: install one of these, or remove hotspa_plugin from the script"
+        )
     return release
 
 
@@ -111,6 +115,8 @@ def _checked(hook: Hook, release: str) -> Callable:
     found = tuple(inspect.signature(original).parameters)
     if known is None or tuple(known) != found:
         expected = "no recorded signature" if known is None else f"({', '.join(known)})"
-        raise RuntimeError(f"{hook.symbol}({', '.join(found)}) is not what this version of hotspa_plugin was written for "
-                           f"({where}; expected {expected}): update hotspa_plugin, or use a supported release")
+        raise RuntimeError(
+            f"{hook.symbol}({', '.join(found)}) is not what this version of hotspa_plugin was written for "
+            f"({where}; expected {expected}): update hotspa_plugin, or use a supported release"
+        )
     return original

@@ -1,9 +1,8 @@
-"""Hot switching in one process of ``megatron.training``: what the hooks share from argument checking to the last step."""
+"""What the hooks of one process share, from argument checking to the last step."""
 
 from __future__ import annotations
 
 import argparse
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,14 +12,14 @@ from megatron.core.utils import get_model_config
 
 from hotspa_plugin.data.micro_batch import PaddedMicroBatch
 from hotspa_plugin.integrations.megatron import parallel_state
-from hotspa_plugin.integrations.megatron.runner import MegatronRunner, to_device
-from hotspa_plugin.integrations.megatron.schedule import HotSwitchSchedule
-from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
-from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
 from hotspa_plugin.integrations.megatron.megatron_training.copy_check import check_copies
 from hotspa_plugin.integrations.megatron.megatron_training.packed import packed_forward_step
 from hotspa_plugin.integrations.megatron.megatron_training.step_log import StepLog, StepRecords
 from hotspa_plugin.integrations.megatron.megatron_training.strategy_arguments import StrategyArguments
+from hotspa_plugin.integrations.megatron.runner import MegatronRunner, to_device
+from hotspa_plugin.integrations.megatron.schedule import HotSwitchSchedule
+from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
+from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
 from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.process_groups.registry import process_registry
 from hotspa_plugin.runtime.bucket_loop import MicroBatch
@@ -89,7 +88,9 @@ class HotRun:
             packing=args.hotspa_packing,
             switch=SwitchOptions(
                 policy=args.hotspa_switch_policy,
-                memory_budget_bytes=None if args.hotspa_switch_memory_mb is None else args.hotspa_switch_memory_mb << 20,
+                memory_budget_bytes=None
+                if args.hotspa_switch_memory_mb is None
+                else args.hotspa_switch_memory_mb << 20,
             ),
             recorder=self.records.recorder,
             device=torch.device(torch.cuda.current_device()),
@@ -140,21 +141,10 @@ def _prepare_config(chunk: torch.nn.Module) -> None:
 def _check_accumulators(home: StrategyModules) -> None:
     for name, parameter in home.parameters.items():
         if parameter.requires_grad and parameter.main_grad.dtype != torch.float32:
-            raise ValueError(f"gradients of {name} are accumulated in {parameter.main_grad.dtype}, but hot switching adds "
-                             "gradients of several strategies in fp32: set --accumulate-allreduce-grads-in-fp32")
-
-
-def config_for(home: Any, home_default: Any, strategy_default: Any) -> Any:
-    """A copy of ``home``'s configuration with whatever distinguishes the two defaults, both made from arguments.
-
-    So changes that the script made to its configuration carry over to every strategy.
-    """
-    config = copy.deepcopy(home)
-    for field in dataclasses.fields(strategy_default):
-        before, after = getattr(home_default, field.name), getattr(strategy_default, field.name)
-        if not callable(after) and before != after:
-            setattr(config, field.name, after)
-    return config
+            raise ValueError(
+                f"gradients of {name} are accumulated in {parameter.main_grad.dtype}, but hot switching adds "
+                "gradients of several strategies in fp32: set --accumulate-allreduce-grads-in-fp32"
+            )
 
 
 _current: HotRun | None = None

@@ -25,7 +25,8 @@ def loss_function_of(forward_step: Callable) -> Callable:
     if loss_func is None:
         raise ValueError(
             f"--hotspa-packing packed calls the script's loss_func(loss_mask, output) itself, but the module of "
-            f"{getattr(function, '__qualname__', function)} has none: name the loss function so, or use --hotspa-packing padded"
+            f"{getattr(function, '__qualname__', function)} has none: name the loss function so, or use "
+            "--hotspa-packing padded"
         )
     return loss_func
 

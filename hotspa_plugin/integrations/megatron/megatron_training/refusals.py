@@ -60,7 +60,7 @@ REFUSALS = (
             instead="only dense models can be hot-switched"),
     Refusal(argument="num_experts", flag="--num-experts", instead="only dense models can be hot-switched"),
     Refusal(argument="mtp_num_layers", flag="--mtp-num-layers", instead="leave multi-token prediction out"),
-    Refusal(argument="hybrid_layer_pattern", flag="--hybrid-layer-pattern", instead="only GPT models can be hot-switched"),
+    Refusal(argument="hybrid_layer_pattern", flag="--hybrid-layer-pattern", instead="only GPT models can be switched"),
     Refusal(argument="heterogeneous_layers_config_path", flag="--heterogeneous-layers-config-path",
             instead="all layers must be alike"),
     Refusal(argument="use_megatron_fsdp", flag="--use-megatron-fsdp", instead="use --use-distributed-optimizer"),
@@ -109,8 +109,10 @@ def refuse_without_pool(args: argparse.Namespace) -> None:
     for name in _NEED_POOL:
         if getattr(args, f"hotspa_{name}", None):
             flag = "--hotspa-" + name.replace("_", "-")
-            raise ValueError(f"{flag} means nothing without --hotspa-pool: give a pool such as 'tp1:4096 tp4:32768', "
-                             f"or leave {flag} out")
+            raise ValueError(
+                f"{flag} means nothing without --hotspa-pool: give a pool such as 'tp1:4096 tp4:32768', "
+                f"or leave {flag} out"
+            )
 
 
 def refuse_unsupported(args: argparse.Namespace, pool: StrategyPool) -> None:
@@ -119,15 +121,22 @@ def refuse_unsupported(args: argparse.Namespace, pool: StrategyPool) -> None:
         value = getattr(args, refusal.argument, None)
         if refusal.given(value):
             shown = "" if value is True else f" {value}"
-            raise ValueError(f"{refusal.flag}{shown} does not go together with --hotspa-pool: {refusal.instead}, or train "
-                             "without --hotspa-pool")
-    for flag, value, least in (("switch-memory-mb", args.hotspa_switch_memory_mb, 1), ("timeout-s", args.hotspa_timeout_s, 1),
-                               ("check-every", args.hotspa_check_every, 0)):  # fmt: skip
+            raise ValueError(
+                f"{refusal.flag}{shown} does not go together with --hotspa-pool: {refusal.instead}, or train "
+                "without --hotspa-pool"
+            )
+    for flag, value, least in (
+        ("switch-memory-mb", args.hotspa_switch_memory_mb, 1),
+        ("timeout-s", args.hotspa_timeout_s, 1),
+        ("check-every", args.hotspa_check_every, 0),
+    ):
         if value is not None and value < least:
             raise ValueError(f"--hotspa-{flag} {value}: must be at least {least}")
     if args.hotspa_mock_lengths is not None and not args.mock_data:
         raise ValueError("--hotspa-mock-lengths is for random data: add --mock-data, or leave it out")
     bound = pool.bounds_tokens[-1]
     if args.hotspa_sample_unit == "sample" and args.hotspa_overlong == "error" and args.seq_length > bound:
-        raise ValueError(f"samples of --seq-length {args.seq_length} can be longer than the last bound of --hotspa-pool, "
-                         f"{bound}: raise that bound, or say with --hotspa-overlong what to do with them")
+        raise ValueError(
+            f"samples of --seq-length {args.seq_length} can be longer than the last bound of --hotspa-pool, "
+            f"{bound}: raise that bound, or say with --hotspa-overlong what to do with them"
+        )

@@ -71,7 +71,7 @@ class StepLog:
         yield "hotspa/switch bytes", sum(t.bytes for t in self._totals.values()) / steps
 
     def line(self) -> str:
-        """One line of means per step: for each bucket its strategy, sequences, tokens and seconds, then the switches."""
+        """Means per step in one line: each bucket's strategy, sequences, tokens and seconds, then the switches."""
         steps = max(self._num_steps, 1)
         parts = [
             f"{t.name}: {t.sequences / steps:g} sequences {t.tokens / steps:g} tokens {t.compute_s / steps:.3f} s"
@@ -183,7 +183,14 @@ def write_scalars(log: StepLog, iteration: int, writers: Sequence[Any]) -> None:
 
 def _run_info(args: argparse.Namespace, pool: StrategyPool) -> RunInfo:
     dtype = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
-    sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "padded_vocab_size")
+    sizes = (
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "num_attention_heads",
+        "num_query_groups",
+        "padded_vocab_size",
+    )
     return RunInfo(
         world_size=dist.get_world_size(),
         pool=tuple(PoolEntry(strategy=str(e.strategy), bound_tokens=e.bound_tokens) for e in pool.entries),
