@@ -1,0 +1,46 @@
+"""What the ranks, and the one-process reference, do for a case of whole steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hotspa_plugin.fuzz.case import FuzzCase
+from hotspa_plugin.integrations.megatron import verify_worker
+from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase
+from hotspa_plugin.runtime.rank_failure import is_user_error
+
+run_reference = verify_worker.run_reference
+
+
+def verify_case_of(case: FuzzCase) -> VerifyCase:
+    """The same question as ``hotspa verify`` asks it."""
+    vocab_size, divisible_by = int(case.model["vocab_size"]), int(case.model["make_vocab_size_divisible_by"])
+    elsewhere = {"vocab_size", "make_vocab_size_divisible_by"}
+    return VerifyCase(
+        pool=" ".join(case.pool),
+        home=case.home,
+        model=None,
+        model_changes={name: value for name, value in case.model.items() if name not in elsewhere},
+        dtype=case.dtype,
+        packing=case.packing,
+        distributed_optimizer=case.distributed_optimizer,
+        lengths=case.lengths,
+        vocab_size=vocab_size,
+        make_vocab_size_divisible_by=divisible_by,
+        seed=case.seed,
+        policy=case.policy,
+        switch_memory_bytes=case.switch_memory_bytes,
+        ranks_per_node=case.ranks_per_node,
+        frozen=case.frozen,
+    )
+
+
+def run_ranks(case: VerifyCase, folder: str) -> dict[str, Any]:
+    """Trains ``case`` like ``hotspa verify``; what is refused while the trainer is built comes back as ``refused``."""
+    try:
+        trainer = verify_worker.build_trainer(case)
+    except Exception as error:
+        if is_user_error(error):
+            return {"refused": str(error)}
+        raise
+    return verify_worker.train_and_keep_evidence(trainer, case, folder)
