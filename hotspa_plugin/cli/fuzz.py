@@ -40,7 +40,7 @@ class RankRange(click.ParamType):
 @options.seed_option
 @click.option(
     "--ranks", "rank_range", type=RankRange(), default="2..8", show_default=True, metavar="2..8",
-    help="Fewest and most ranks; switches, which need no processes, go up to four times as many.",
+    help="Fewest and most ranks; switches, which need no processes, go up to twice as many.",
 )
 @click.option(
     "--kind", type=click.Choice(list(KINDS)), default="both", show_default=True,

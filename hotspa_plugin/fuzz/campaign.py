@@ -14,7 +14,7 @@ from hotspa_plugin.fuzz.runners import Runner, StepRunner, SwitchRunner, timed
 from hotspa_plugin.fuzz.shrink import shrink
 
 SWITCHES_PER_STEP = 8  # a switch costs milliseconds, a step of several ranks seconds
-RANKS_OF_SWITCHES = 4  # switches by loopback go up to so many times as many ranks
+RANKS_OF_SWITCHES = 2  # switches by loopback go up to so many times as many ranks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ def draw_case(kind: Kind, seed: int, number: int, rank_range: tuple[int, int]) -
         "model": model,
         "dtype": draw.choices(("fp32", "bf16"), (4, 1))[0],
         "policy": draw.choice(POLICIES),
-        "switch_memory_bytes": draw.choice((None, None, None, 3_000, 20_000, 200_000, 1 << 24)),
+        "switch_memory_bytes": _draw_budget(draw, model),
         "ranks_per_node": draw.choice((None, None, 1, 2, 3, max(1, num_ranks // 2))),
         "seed": draw.randrange(1 << 16),
     }
@@ -102,6 +102,15 @@ def _groups_fit(heads: int, groups: int, head_dim: int, strategies: list[tuple[i
     return heads % groups == 0 and all(
         (groups % tp == 0 or tp % groups == 0) and (heads + 2 * groups) * head_dim % tp == 0 for tp, _, _ in strategies
     )
+
+
+def _draw_budget(draw: random.Random, model: dict[str, bool | int | str]) -> int | None:
+    """Extra memory for a switch: none given, plenty, or so little that it takes many rounds, or none will do."""
+    hidden, ffn = int(model["hidden_size"]), int(model["ffn_hidden_size"])
+    heads = (int(model["num_attention_heads"]) + int(model["num_query_groups"])) * int(model["head_dim"])
+    num_parameters = hidden * (int(model["num_layers"]) * (3 * ffn + 2 * heads) + 2 * int(model["vocab_size"]))
+    rounds = draw.choice((None, None, None, 0.5, 4, 30))
+    return None if rounds is None else max(1_000, int(4 * num_parameters / rounds))
 
 
 def _draw_lengths(draw: random.Random, bounds: list[int]) -> tuple[int, ...]:

@@ -49,6 +49,9 @@ class ParallelStates:
         create: Callable[[ParallelStrategy, ProcessGroupRegistry], parallel_state.ParallelState] | None = None,
     ) -> None:
         """``order`` is Megatron's rank order; ``create`` makes one strategy's groups (default: plainly)."""
+        # Before anything collective is done that depends on it: groups of two pools would wait for each other.
+        said = {"entries": str(pool), "home": str(pool.home), "digest": pool.digest(), "rank order": order}
+        check_agreement("the pool", said, device=torch.device(torch.cuda.current_device()))
         self.pool = pool
         self.rank, self.world_size = rank, world_size
         self.registry = process_registry()
@@ -109,7 +112,10 @@ def build_bucket_loop(
     pool = states.pool
     surroundings = surroundings or [contextlib.nullcontext] * len(pool.strategies)
     make_runner = make_runner or functools.partial(MegatronRunner, seed=seed)
-    check_agreement("the pool", pool.digest(), device=device)
+    # All ranks plan alike from alike layouts: what differs here would send a message that nobody awaits.
+    options = dataclasses.asdict(switch)
+    options["node_of_rank"] = None if switch.node_of_rank is None else switch.node_of_rank.tolist()
+    check_agreement("how to switch", {**options, "packing": packing, "seed": seed, "order": descending}, device=device)
     everyone = [
         home if index == pool.home_index else _build_bare(states, index, build_model, surroundings[index])
         for index in range(len(pool.strategies))
@@ -135,6 +141,12 @@ def build_bucket_loop(
         memory_budget_bytes=switch.memory_budget_bytes,
         device=device,
     )
+    digests = {
+        f"{what} {label}": plan.digest()
+        for label in (modules.label for modules in everyone if modules is not home)
+        for what, plan in zip(("switch to", "flush from"), switcher.plans(label), strict=True)
+    }
+    check_agreement("the plans of switches", digests, device=device)
     return BucketLoop(
         buckets=bucket_specs(pool, micro_batch_tokens=micro_batch_tokens),
         runners=[make_runner(modules) for modules in everyone],
