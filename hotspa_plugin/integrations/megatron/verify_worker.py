@@ -38,6 +38,7 @@ class VerifyCase:
     switch_memory_bytes: int | None = None
     ranks_per_node: int | None = None  # all on one node where None
     frozen: tuple[str, ...] = ()  # parameters whose name contains one of these are not trained
+    keep_static: bool = False  # gradients of home's static run of the same batch, too; always in bf16
     lr: float = 1e-3
     clip_grad: float = 1.0
 
@@ -48,7 +49,7 @@ class StepEvidence:
 
     parameters: dict[str, torch.Tensor]  # before the step
     gradients: dict[str, torch.Tensor]
-    static_gradients: dict[str, torch.Tensor] | None  # home alone, same batch (bf16 only)
+    static_gradients: dict[str, torch.Tensor] | None  # home alone, same batch, where asked for
     loss: float
     num_target_tokens: int
     sequences: int
@@ -119,7 +120,7 @@ def train_and_keep_evidence(trainer: Trainer, case: VerifyCase, folder: str) -> 
         batch = make_batch(case, step)
         parameters, _ = trainer.gather_parameters()
         static_gradients = None
-        if case.dtype == "bf16":
+        if case.keep_static or case.dtype == "bf16":
             trainer.accumulate_static(batch)
             static_gradients, _ = trainer.gather_gradients()
         result = trainer.accumulate(batch)
