@@ -22,9 +22,10 @@ KINDS = {"kill": "killed (SIGKILL)", "stop": "stopped (SIGSTOP)", "slow": "slow 
 TIMEOUT_S = 20.0
 GRACE_S = 10.0  # to notice, settle and end processes on a busy machine
 NUM_RANKS, RANK, STEP, NUM_STEPS = 4, 2, 3, 6
+POOL = "tp1:32 tp2:64 tp2pp2:256"
 CONFIG = f"""
 model: {{preset: tiny-llama, num_layers: 2, hidden_size: 32, num_attention_heads: 4, num_query_groups: 4, ffn_hidden_size: 32}}
-pool: tp1:32 tp2:64 tp2pp2:256
+pool: POOL
 data: {{source: folder, path: data, global_batch_sequences: 12}}
 run: {{steps: {NUM_STEPS}, save_every: 2, timeout_s: {TIMEOUT_S}, device: cpu, out: OUT}}
 """
@@ -49,8 +50,8 @@ def prepare(folder: Path) -> None:
         (folder / "data" / f"{index:02}.txt").write_text(("hot switching " * 20)[: min(length, 250)])
 
 
-def start(folder: Path, out: str, arguments: list[str], module: list[str]) -> subprocess.Popen:
-    (folder / f"{out}.yaml").write_text(CONFIG.replace("OUT", out))
+def start(folder: Path, out: str, arguments: list[str], module: list[str], pool: str = POOL) -> subprocess.Popen:
+    (folder / f"{out}.yaml").write_text(CONFIG.replace("POOL", pool).replace("OUT", out))
     command = [sys.executable, "-m", *module, "train", f"{out}.yaml", "--ranks", str(NUM_RANKS), *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -59,9 +60,9 @@ def start(folder: Path, out: str, arguments: list[str], module: list[str]) -> su
     )
 
 
-def train(folder: Path, out: str, *arguments: str) -> list[float]:
+def train(folder: Path, out: str, *arguments: str, pool: str = POOL) -> list[float]:
     """Losses of an undisturbed run, or of a resumed one with those before it."""
-    process = start(folder, out, list(arguments), ["hotspa_plugin"])
+    process = start(folder, out, list(arguments), ["hotspa_plugin"], pool)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return losses(folder / out)
