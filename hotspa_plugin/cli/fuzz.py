@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hotspa_plugin.fuzz.campaign import Failure
     from hotspa_plugin.fuzz.outcome import Outcome
 
+EXIT_INTERRUPTED = 130
 FORMAT = "hotspa fuzz"
 KINDS = {"switches": ("switch",), "steps": ("step",), "both": ("switch", "step")}
 
@@ -80,7 +81,7 @@ def fuzz(
     if json_path is not None:
         check_json_path(json_path, force=force, format=FORMAT)
     options.require_packages()
-    from hotspa_plugin.fuzz.campaign import draw_cases, run_campaign, summary
+    from hotspa_plugin.fuzz.campaign import Campaign, draw_cases, summary
 
     cases = [_read_case(replay)] if replay else draw_cases(num_cases, seed, rank_range, KINDS[kind])
     num_ranks = max((case.num_ranks for case in cases if case.kind == "step"), default=0)
@@ -88,14 +89,22 @@ def fuzz(
         options.warn_of_memory(num_ranks + 1)
     started_s = time.monotonic()
     with _Progress(len(cases)) as progress:
-        outcomes, failures = run_campaign(
-            cases, timeout_s=timeout_s, shrink_s=shrink_s, on_outcome=progress.update, env=options.quiet_environment()
+        campaign = Campaign(
+            cases=cases, timeout_s=timeout_s, shrink_s=shrink_s, on_outcome=progress.update, env=options.quiet_environment()
         )
-    result = summary(outcomes, failures, time.monotonic() - started_s)
+        try:
+            campaign.run()
+            is_whole = True
+        except KeyboardInterrupt:  # what was found so far counts
+            is_whole = False
+    failures = campaign.failures
+    result = summary(campaign.outcomes, failures, time.monotonic() - started_s)
     if json_path is not None:
         write_json(json_path, result, {"seed": seed, "ranks": list(rank_range), "kind": kind}, format=FORMAT)
     _print_result(result, failures)
-    return 1 if failures else 0
+    if not is_whole:
+        click.echo(f"interrupted after {len(campaign.outcomes)} of {len(cases)} cases", err=True)
+    return 1 if failures else 0 if is_whole else EXIT_INTERRUPTED
 
 
 def _read_case(text: str):

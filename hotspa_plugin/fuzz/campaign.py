@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hotspa_plugin.fuzz.case import FuzzCase, Kind, describe
@@ -34,42 +34,46 @@ def draw_cases(num_cases: int, seed: int, rank_range: tuple[int, int], kinds: Se
     return switches + sorted(steps, key=lambda case: case.num_ranks)
 
 
-def run_campaign(
-    cases: Sequence[FuzzCase],
-    *,
-    timeout_s: float,
-    shrink_s: float,
-    on_outcome: Callable[[Outcome], None],
-    env: dict[str, str] | None = None,
-) -> tuple[list[Outcome], list[Failure]]:
-    """Runs ``cases``; every failing one is shrunk for up to ``shrink_s`` seconds (0: not at all)."""
-    outcomes, failures = [], []
-    with SwitchRunner() as switches, StepRunner(timeout_s=timeout_s, env=env) as steps:
-        for case in cases:
-            runner: Runner = switches if case.kind == "switch" else steps
-            outcome = timed(runner, case)
-            outcomes.append(outcome)
-            on_outcome(outcome)
-            if outcome.is_defect:
-                failures.append(Failure(outcome=outcome, smallest=_shrunk(runner, outcome, shrink_s)))
-    return outcomes, failures
+@dataclasses.dataclass(kw_only=True)
+class Campaign:
+    """Runs ``cases``; every failing one is shrunk for up to ``shrink_s`` seconds (0: not at all).
 
+    ``outcomes`` and ``failures`` hold what there is so far, also where ``run`` was interrupted.
+    """
 
-def _shrunk(runner: Runner, outcome: Outcome, limit_s: float) -> Outcome:
-    smallest = outcome
-    if limit_s <= 0:
+    cases: Sequence[FuzzCase]
+    timeout_s: float
+    shrink_s: float
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
+    failures: list[Failure] = dataclasses.field(default_factory=list)
+
+    def run(self) -> None:
+        with SwitchRunner() as switches, StepRunner(timeout_s=self.timeout_s, env=self.env) as steps:
+            for case in self.cases:
+                runner: Runner = switches if case.kind == "switch" else steps
+                outcome = timed(runner, case)
+                self.outcomes.append(outcome)
+                self.on_outcome(outcome)
+                if outcome.is_defect:
+                    self.failures.append(Failure(outcome=outcome, smallest=outcome))
+                    self.failures[-1] = Failure(outcome=outcome, smallest=self._shrunk(runner, outcome))
+
+    def _shrunk(self, runner: Runner, outcome: Outcome) -> Outcome:
+        smallest = outcome
+
+        def still_fails(case: FuzzCase) -> bool:
+            nonlocal smallest
+            found = timed(runner, case)
+            if found.status is not outcome.status:
+                return False
+            smallest = found
+            return True
+
+        if self.shrink_s > 0:
+            shrink(outcome.case, still_fails, limit_s=self.shrink_s)
         return smallest
-
-    def still_fails(case: FuzzCase) -> bool:
-        nonlocal smallest
-        found = timed(runner, case)
-        if found.status is not outcome.status:
-            return False
-        smallest = found
-        return True
-
-    shrink(outcome.case, still_fails, limit_s=limit_s)
-    return smallest
 
 
 def summary(outcomes: Sequence[Outcome], failures: Sequence[Failure], seconds: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hotspa_plugin.fuzz import outcome
@@ -53,7 +54,7 @@ class StepRunner:
     A case that takes longer than ``timeout_s`` hangs.
     """
 
-    def __init__(self, *, timeout_s: float, env: dict[str, str] | None = None) -> None:
+    def __init__(self, *, timeout_s: float, env: Mapping[str, str] | None = None) -> None:
         self._timeout_s = timeout_s
         self._env = env or {}
         self._pool: WorkerPool | None = None

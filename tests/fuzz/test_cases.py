@@ -6,7 +6,7 @@ import pytest
 
 from hotspa_plugin.cli.main import run
 from hotspa_plugin.fuzz import outcome, switches
-from hotspa_plugin.fuzz.campaign import draw_cases, run_campaign
+from hotspa_plugin.fuzz.campaign import Campaign, draw_cases
 from hotspa_plugin.fuzz.case import FuzzCase, check_at_start, misfit
 from hotspa_plugin.fuzz.outcome import Status
 from hotspa_plugin.fuzz.runners import SwitchRunner
@@ -52,11 +52,10 @@ def test_starting_agrees_with_plain_arithmetic():
 
 def test_switches_by_loopback():
     """A short campaign; ``hotspa fuzz --kind switches --cases 500`` is the long one."""
-    outcomes, failures = run_campaign(
-        draw_cases(20, 11, (2, 6), ("switch",)), timeout_s=1, shrink_s=0, on_outcome=lambda one: None
-    )
-    assert not failures, [failure.outcome for failure in failures]
-    assert sum(one.status is Status.VERIFIED for one in outcomes) >= 10
+    campaign = Campaign(cases=draw_cases(20, 11, (2, 6), ("switch",)), timeout_s=1, shrink_s=0)
+    campaign.run()
+    assert not campaign.failures, [failure.outcome for failure in campaign.failures]
+    assert sum(one.status is Status.VERIFIED for one in campaign.outcomes) >= 10
 
 
 # Found by fuzzing, and kept.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotspa_plugin.fuzz.campaign import draw_cases, run_campaign
+from hotspa_plugin.fuzz.campaign import Campaign, draw_cases
 from hotspa_plugin.fuzz.case import FuzzCase
 from hotspa_plugin.fuzz.outcome import Status
 from hotspa_plugin.fuzz.runners import StepRunner
@@ -30,8 +30,7 @@ def test_what_fuzzing_found():
 
 @pytest.mark.slow
 def test_a_campaign_of_steps():
-    outcomes, failures = run_campaign(
-        draw_cases(12, 5, (2, 4), ("step",)), timeout_s=120, shrink_s=0, on_outcome=lambda one: None
-    )
-    assert not failures, [failure.outcome for failure in failures]
-    assert sum(one.status is Status.VERIFIED for one in outcomes) >= 6
+    campaign = Campaign(cases=draw_cases(12, 5, (2, 4), ("step",)), timeout_s=120, shrink_s=0)
+    campaign.run()
+    assert not campaign.failures, [failure.outcome for failure in campaign.failures]
+    assert sum(one.status is Status.VERIFIED for one in campaign.outcomes) >= 6
