@@ -15,12 +15,14 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 PHASES = {  # what a rank says it does: a part of it
     "start": "start, building the model",
     "plan": "step {step}, plan",
     "parameter switch": "step {step}, switch",
-    "forward": "compute bucket 64 strategy tp2: forward",
-    "backward": "compute bucket 64 strategy tp2: backward",
+    "forward": "compute bucket 256 strategy tp2pp2: forward",
+    "backward": "compute bucket 256 strategy tp2pp2: backward",
     "flush": "step {step}, flush",
     "optimizer": "step {step}, optimizer",
     "checkpoint write": "step {step}, checkpoint",
@@ -29,7 +31,10 @@ PHASES = {  # what a rank says it does: a part of it
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fault:
-    """``kind`` is kill, stop or slow (for ``slow_s``); ``struck`` is a file that says when it happened."""
+    """``kind`` is kill, stop or slow (for ``slow_s``); ``struck`` is a file that says when it happened.
+
+    ``phase`` may be ``every``: then the rank is slow once in each.
+    """
 
     kind: str
     phase: str
@@ -62,19 +67,18 @@ def _watch(fault: Fault) -> None:
     from hotspa_plugin.integrations.megatron import checkpoint, runner, schedule, train_loop, trainer, training_run
     from hotspa_plugin.runtime import activity, bucket_loop
 
-    original, awaited = activity.set_activity, PHASES[fault.phase].format(step=fault.step)
-    step = f"step {fault.step}, "
-    state = {"struck": False}
+    original = activity.set_activity
+    awaited = set(PHASES) if fault.phase == "every" else {fault.phase}
 
     def set_activity(text: str) -> None:
         original(text)
-        due = awaited in text and (fault.phase == "start" or text.startswith(step))
-        if due and not state["struck"]:
-            state["struck"] = True
-            if fault.phase == "checkpoint write":
-                checkpoint.torch.save = functools.partial(_save_half, fault, checkpoint.torch.save)
-            else:
-                fault.strike()
+        for phase in sorted(awaited):
+            if PHASES[phase].format(step=fault.step) in text and (phase == "start" or text.startswith(f"step {fault.step}, ")):
+                awaited.discard(phase)
+                if phase == "checkpoint write":
+                    checkpoint.torch.save = functools.partial(_save_half, fault, checkpoint.torch.save)
+                else:
+                    fault.strike()
 
     for module in (bucket_loop, runner, schedule, train_loop, trainer, training_run):
         module.set_activity = set_activity
@@ -82,6 +86,7 @@ def _watch(fault: Fault) -> None:
 
 def _save_half(fault, save, state, path) -> None:
     """Half of the file is on disk when the fault strikes."""
+    torch.save = save
     whole = io.BytesIO()
     save(state, whole)
     Path(path).write_bytes(whole.getvalue()[: len(whole.getvalue()) // 2])

@@ -14,12 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.integrations.megatron.fault_run import PHASES
 
-KINDS = {"kill": "killed (SIGKILL)", "stop": "stopped (SIGSTOP)", "slow": "slow (longer than the timeout)"}
-TIMEOUT_S = 20.0
+KINDS = {"kill": "killed (SIGKILL)", "stop": "stopped (SIGSTOP)", "slow": "slow (3 timeouts)"}
+TIMEOUT_S = 10.0
+SLOW_S = 3 * TIMEOUT_S
 GRACE_S = 10.0  # to notice, settle and end processes on a busy machine
 NUM_RANKS, RANK, STEP, NUM_STEPS = 4, 2, 3, 6
 POOL = "tp1:32 tp2:64 tp2pp2:256"
@@ -74,7 +76,7 @@ def losses(out: Path) -> list[float]:
     return [last[step] for step in sorted(last)]
 
 
-def train_with_fault(folder: Path, out: str, kind: str, phase: str, *, slow_s: float = 3 * TIMEOUT_S) -> Ending:
+def train_with_fault(folder: Path, out: str, kind: str, phase: str, *, slow_s: float = SLOW_S) -> Ending:
     fault = {"kind": kind, "phase": phase, "rank": RANK, "step": STEP, "struck": str(folder / f"{out}.struck"), "slow_s": slow_s}
     process = start(folder, out, [], ["tests.integrations.megatron.fault_run", json.dumps(fault)])
     try:
@@ -85,7 +87,7 @@ def train_with_fault(folder: Path, out: str, kind: str, phase: str, *, slow_s: f
         if process.poll() is None:
             process.kill()
     struck = folder / f"{out}.struck"
-    assert struck.exists(), f"the fault never struck: {errors}"
+    assert struck.exists(), f"the fault never struck, exit code {process.returncode}: {errors}"
     pointer = folder / out / "checkpoints" / "latest"
     return Ending(
         exit_code=process.returncode,
@@ -133,20 +135,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--results", type=Path, required=True, help="JSON that is added to, so that it can be made in parts")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time: while one waits for its timeout, another starts")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--phases", nargs="*", default=list(PHASES))
     chosen = parser.parse_args()
     results = json.loads(chosen.results.read_text()) if chosen.results.exists() else {}
-    with tempfile.TemporaryDirectory(prefix="hotspa-faults-") as name:
+    wanted = [(k, p) for k in chosen.kinds for p in chosen.phases if k not in results.get(p, {})]
+    with tempfile.TemporaryDirectory(prefix="hotspa-faults-") as name, ThreadPoolExecutor(chosen.jobs) as pool:
         folder = Path(name)
         prepare(folder)
-        for kind in chosen.kinds:
-            for phase in chosen.phases:
-                ending = train_with_fault(folder, f"{kind}-{phase.replace(' ', '-')}", kind, phase)
-                print(f"{kind} {phase}: {ending.seconds:.1f} s\n{example(ending.message)}", flush=True)
-                check(ending, kind, phase)
-                results.setdefault(phase, {})[kind] = {"seconds": round(ending.seconds, 1), "message": ending.message}
-                chosen.results.write_text(json.dumps(results, indent=1))
+
+        def run(fault: tuple[str, str]) -> tuple[str, str, Ending]:
+            kind, phase = fault
+            return kind, phase, train_with_fault(folder, f"{kind}-{phase.replace(' ', '-')}", kind, phase)
+
+        for kind, phase, ending in pool.map(run, wanted):
+            print(f"{kind} {phase}: {ending.seconds:.1f} s\n{example(ending.message)}", flush=True)
+            check(ending, kind, phase)
+            results.setdefault(phase, {})[kind] = {"seconds": round(ending.seconds, 1), "message": ending.message}
+            chosen.results.write_text(json.dumps(results, indent=1))
     if chosen.out:
         chosen.out.write_text(page(results))
 

@@ -49,7 +49,7 @@ def _after(patch, switcher, name, label, harm):
 
 def _parameter(trainer, label, name):
     modules = next(runner.modules for runner in trainer.loop.runners if runner.label == label)
-    return modules.parameters[name]
+    return modules.parameters[f"0.{name}"]
 
 
 def flip_a_bit_after_a_switch(patch, trainer):
@@ -74,7 +74,7 @@ def swap_two_elements_after_a_switch(patch, trainer):
 
 
 def change_home_during_a_flush(patch, trainer):
-    gradient = trainer.home.parameters["decoder.layers.0.self_attention.linear_proj.weight"].main_grad
+    gradient = trainer.home.parameters["0.decoder.layers.0.self_attention.linear_proj.weight"].main_grad
     _after(patch, trainer.loop.switcher, "flush", "tp2nosp", lambda: gradient[3].mul_(1.5))
 
 
@@ -92,7 +92,7 @@ def nan_in_a_strategy(patch, trainer):
 
 
 def change_a_copy_at_home(patch, trainer):
-    data = trainer.home.parameters["decoder.final_layernorm.weight"].data
+    data = trainer.home.parameters["0.decoder.final_layernorm.weight"].data
     original = trainer.update
 
     def update():
