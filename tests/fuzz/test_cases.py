@@ -52,10 +52,10 @@ def test_starting_agrees_with_plain_arithmetic():
 
 def test_switches_by_loopback():
     """A short campaign; ``hotspa fuzz --kind switches --cases 500`` is the long one."""
-    campaign = Campaign(cases=draw_cases(20, 11, (2, 6), ("switch",)), timeout_s=1, shrink_s=0)
+    campaign = Campaign(cases=draw_cases(15, 11, (2, 3), ("switch",)), timeout_s=1, shrink_s=0)
     campaign.run()
     assert not campaign.failures, [failure.outcome for failure in campaign.failures]
-    assert sum(one.status is Status.VERIFIED for one in campaign.outcomes) >= 10
+    assert sum(one.status is Status.VERIFIED for one in campaign.outcomes) >= 8
 
 
 # Found by fuzzing, and kept.
