@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hotspa_plugin.resharding import build_flush_plan, build_switch_plan
 from hotspa_plugin.resharding.executor import ReshardExecutor
 from hotspa_plugin.resharding.transports import TorchDistributedTransport
+from hotspa_plugin.runtime.mover import BackgroundMover
 from tests.resharding import transport_cases
 from tests.resharding.worlds import (
     LLAMA,
@@ -94,7 +95,7 @@ def _switch_and_flush(rank, num_ranks, model, home_strategy, other_strategy, bud
         own = {name: tensor.clone() for name, tensor in mine.items()}  # sums may meet in a strategy's gradients
         got = local_tensors(home, rank, torch.float32, 1.0)
         transport = TorchDistributedTransport(batched=batched)
-        ReshardExecutor(flush, rank, transport, own, got, budget).start().continue_in_background().wait()
+        BackgroundMover().submit(ReshardExecutor(flush, rank, transport, own, got, budget)).wait()
         for name, tensor in expected[rank].items():
             assert torch.equal(got[name], tensor), name
     return {("switch", plan.num_hops), ("flush", flush.num_hops)}

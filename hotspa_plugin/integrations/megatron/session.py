@@ -16,10 +16,11 @@ from hotspa_plugin.integrations.megatron.runner import MegatronRunner
 from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules, Surroundings, attach_gradient
 from hotspa_plugin.process_groups import plan_groups
 from hotspa_plugin.process_groups.registry import ProcessGroupRegistry, process_registry
+from hotspa_plugin.resharding.plan_cache import PlanCache
 from hotspa_plugin.resharding.transports import TorchDistributedTransport
 from hotspa_plugin.runtime.agreement import check_agreement
 from hotspa_plugin.runtime.bucket_loop import BucketLoop, bucket_specs
-from hotspa_plugin.runtime.hot_switcher import HomeTensors, HotSwitcher, StrategyTensors
+from hotspa_plugin.runtime.hot_switcher import HomeTensors, HotSwitcher, Overlap, StrategyTensors
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
 from hotspa_plugin.topology import DEFAULT_ORDER, RankGrid
@@ -29,11 +30,14 @@ ModelBuilder = Callable[[ParallelStrategy, bool], list[torch.nn.Module]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SwitchOptions:
-    """How parameters and gradients move between strategies."""
+    """How parameters and gradients move between strategies; ``node_of_rank`` None: as the ranks find out."""
 
     policy: str = "balanced"
     memory_budget_bytes: int | None = None
     node_of_rank: np.ndarray | None = None
+    cards_per_node: int = 1
+    overlap: Overlap = Overlap()
+    plan_cache: PlanCache | None = None
 
 
 class ParallelStates:
@@ -47,8 +51,12 @@ class ParallelStates:
         world_size: int,
         order: str = DEFAULT_ORDER,
         create: Callable[[ParallelStrategy, ProcessGroupRegistry], parallel_state.ParallelState] | None = None,
+        overlap: Overlap = Overlap(),
     ) -> None:
-        """``order`` is Megatron's rank order; ``create`` makes one strategy's groups (default: plainly)."""
+        """``order`` is Megatron's rank order; ``create`` makes one strategy's groups (default: plainly).
+
+        Where moves ``overlap`` with compute they get a group of their own.
+        """
         self.pool = pool
         self.rank, self.world_size = rank, world_size
         self.registry = process_registry()
@@ -57,6 +65,7 @@ class ParallelStates:
         create = create or functools.partial(parallel_state.create, options={"order": order})
         self.registry.create_all(plan_groups(self.grids))
         self.states = [create(strategy, self.registry) for strategy in pool.strategies]
+        self.switch_group = self.registry.get(range(world_size), purpose="switch") if overlap.any else None
         self.registry.warm_up()
         self.registry.seal()
         random_state.prepare()
@@ -129,10 +138,13 @@ def build_bucket_loop(
             for modules, layout in zip(everyone, layouts, strict=True)
             if modules is not home
         },
-        transport=TorchDistributedTransport(),
+        transport=TorchDistributedTransport(states.switch_group),
         node_of_rank=switch.node_of_rank,
+        cards_per_node=switch.cards_per_node,
         policy=switch.policy,
         memory_budget_bytes=switch.memory_budget_bytes,
+        overlap=switch.overlap,
+        plan_cache=switch.plan_cache,
         device=device,
     )
     return BucketLoop(
@@ -144,6 +156,8 @@ def build_bucket_loop(
         recorder=recorder,
         device=device,
         descending=descending,
+        # With overlapped reduction Megatron reduces home's gradients during home's last backward pass.
+        adds_after_home=not home.chunks[0].ddp_config.overlap_grad_reduce,
     )
 
 

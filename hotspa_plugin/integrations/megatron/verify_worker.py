@@ -33,6 +33,7 @@ class VerifyCase:
     seed: int = 1234
     policy: str = "balanced"
     switch_memory_bytes: int | None = None
+    overlap: str = "none"  # a key of OVERLAPS
     ranks_per_node: int | None = None  # all on one node where None
     frozen: tuple[str, ...] = ()  # parameters whose name contains one of these are not trained
     lr: float = 1e-3
@@ -78,6 +79,7 @@ def build_trainer(case: VerifyCase):
     from hotspa_plugin.integrations.megatron.home import OptimizerSettings
     from hotspa_plugin.integrations.megatron.session import SwitchOptions
     from hotspa_plugin.integrations.megatron.trainer import Trainer
+    from hotspa_plugin.runtime.hot_switcher import OVERLAPS
 
     pool, spec = make_spec(case, dist.get_world_size())
     nodes = np.arange(dist.get_world_size()) // case.ranks_per_node if case.ranks_per_node else None
@@ -88,7 +90,12 @@ def build_trainer(case: VerifyCase):
         optimizer=OptimizerSettings(lr=case.lr, distributed=case.distributed_optimizer, clip_grad=case.clip_grad),
         packing=case.packing,
         seed=case.seed,
-        switch=SwitchOptions(policy=case.policy, memory_budget_bytes=case.switch_memory_bytes, node_of_rank=nodes),
+        switch=SwitchOptions(
+            policy=case.policy,
+            memory_budget_bytes=case.switch_memory_bytes,
+            node_of_rank=nodes,
+            overlap=OVERLAPS[case.overlap],
+        ),
         freeze=(lambda name: any(part in name for part in case.frozen)) if case.frozen else None,
     )
     trainer.loop.switcher.poison = True
