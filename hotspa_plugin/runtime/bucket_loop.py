@@ -111,7 +111,7 @@ class _BucketRun:
 
 
 class BucketLoop:
-    """Runs every non-empty bucket of a batch under its strategy, the others first and home last."""
+    """Runs every non-empty bucket of a batch under its strategy, the others in the switcher's order and home last."""
 
     def __init__(
         self,
@@ -124,17 +124,13 @@ class BucketLoop:
         assigner: BatchAssigner | None = None,
         recorder: RunRecorder | NullRecorder | None = None,
         device: torch.device | None = None,
-        descending: bool = False,
         adds_after_home: bool = True,
     ) -> None:
-        """``descending`` runs the other strategies' buckets from the longest bound to the shortest.
-
-        ``assigner`` lays batches out in place of the pool's fixed bounds, where it is given. ``adds_after_home`` says
+        """``assigner`` lays batches out in place of the pool's fixed bounds, where it is given. ``adds_after_home`` says
         that home's gradients may still be added to when its bucket has run: nothing reduces them before that.
         """
         self._adds_after_home = adds_after_home
         self.assigner = assigner
-        self._descending = descending
         self._buckets = tuple(buckets)
         self._runners = tuple(runners)
         self._home_index = home_index
@@ -159,7 +155,6 @@ class BucketLoop:
             packing=self._packing,
             recorder=self.recorder,
             device=self._device,
-            descending=self._descending,
             adds_after_home=self._adds_after_home,
         )
 
@@ -190,8 +185,8 @@ class BucketLoop:
         )
 
     def _in_order(self, assignment: BatchAssignment) -> list[BucketAssignment]:
-        sign = -1 if self._descending else 1
-        return sorted(assignment.buckets, key=lambda b: (b.bucket == self._home_index, sign * b.bucket))
+        place = {label: index for index, label in enumerate(self.switcher.running_order)}
+        return sorted(assignment.buckets, key=lambda b: place.get(self._runners[b.bucket].label, len(place)))
 
     def _begin(self, assigned: BucketAssignment) -> _BucketRun:
         index = assigned.bucket

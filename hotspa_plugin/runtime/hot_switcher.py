@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hotspa_plugin.layout import ShardLayout
-from hotspa_plugin.resharding import ReshardPlan, build_flush_plan, build_switch_plan
+from hotspa_plugin.resharding import ReshardPlan, build_flush_plan, build_switch_plan, plan_costs
 from hotspa_plugin.resharding.executor import ReshardExecutor, StagingBuffer
 from hotspa_plugin.resharding.plan_cache import PlanCache
 from hotspa_plugin.resharding.transports import Transport
@@ -107,12 +107,15 @@ class HotSwitcher:
         policy: str = "balanced",
         memory_budget_bytes: int | None = None,
         overlap: Overlap = Overlap(),
+        order: str = "auto",
         plan_cache: PlanCache | None = None,
         device: torch.device,
     ) -> None:
         """``node_of_rank`` is found out where it is not given; each node's ranks share its network cards evenly.
 
-        With ``overlap``, ``transport`` needs a process group that nothing else uses.
+        ``order`` of the others' buckets is ``ascending`` as ``others`` are, ``descending``, or ``auto``: where
+        parameters arrive ahead, the strategy that the least must be brought to comes first, since nothing hides its
+        switch; else ascending. With ``overlap``, ``transport`` needs a process group that nothing else uses.
         """
         node_of_rank = gather_nodes() if node_of_rank is None else node_of_rank
         card_of_rank = cards_of_nodes(node_of_rank, cards_per_node)
@@ -120,7 +123,7 @@ class HotSwitcher:
         self.overlap = overlap
         self._mover = BackgroundMover() if overlap.any else InlineMover()
         self._gate = Gate(device)
-        # Neighbours in the pool use different slabs, so that one may be emptied or filled while the other computes.
+        # Neighbours in the order use different slabs, so that one may be emptied or filled while the other computes.
         is_second_useful = len(others) > 1
         self._parameter_slabs = [Slab(device) for _ in range(1 + (overlap.prefetch and is_second_useful))]
         self._gradient_slabs = [Slab(device) for _ in range(1 + (overlap.flush and is_second_useful))]
@@ -129,8 +132,7 @@ class HotSwitcher:
         self._occupant: str | None = None
         self._arriving: tuple[str, Move] | None = None
         self._flushing: dict[str, Move] = {}
-        staging = StagingBuffer()  # kept from step to step; moves take turns, so one serves all
-        for index, (label, other) in enumerate(others.items()):
+        for label, other in others.items():
             plan = build_switch_plan if plan_cache is None else plan_cache.switch_plan
             switch_plan = plan(
                 home.layout, other.layout, policy=policy, node_of_rank=node_of_rank, card_of_rank=card_of_rank
@@ -139,6 +141,10 @@ class HotSwitcher:
             for what, one in (("switch to", switch_plan), ("flush from", flush_plan)):
                 check_agreement(f"the {what} {label}", one.digest(), device=device)
             self._plans[label] = (switch_plan, flush_plan)
+        self.running_order = self._choose_order(order)
+        staging = StagingBuffer()  # kept from step to step; moves take turns, so one serves all
+        for index, label in enumerate(self.running_order):
+            other, (switch_plan, flush_plan) = others[label], self._plans[label]
             parameter_slab = self._parameter_slabs[index % len(self._parameter_slabs)]
             gradient_slab = self._gradient_slabs[index % len(self._gradient_slabs)]
             parameters, parameter_bytes = parameter_slab.reserve(other.parameters)
@@ -164,6 +170,15 @@ class HotSwitcher:
                 parameter_bytes=parameter_bytes,
                 gradient_bytes=gradient_bytes,
             )
+
+    def _choose_order(self, order: str) -> tuple[str, ...]:
+        ascending = tuple(self._plans)
+        if order == "descending":
+            return ascending[::-1]
+        if order == "auto" and self.overlap.prefetch:
+            costs = {label: plan_costs(switch) for label, (switch, _) in self._plans.items()}
+            return tuple(sorted(ascending, key=lambda o: (costs[o].max_card_bytes, costs[o].max_receive_bytes)))
+        return ascending
 
     @property
     def slab_bytes(self) -> int:

@@ -37,6 +37,7 @@ class SwitchOptions:
     node_of_rank: np.ndarray | None = None
     cards_per_node: int = 1
     overlap: Overlap = Overlap()
+    order: str = "auto"  # auto, ascending, descending: of the others' buckets
     plan_cache: PlanCache | None = None
 
 
@@ -104,7 +105,6 @@ def build_bucket_loop(
     micro_batch_tokens: Mapping[str, int] | None = None,
     recorder: RunRecorder | NullRecorder | None = None,
     device: torch.device,
-    descending: bool = False,
     surroundings: Sequence[Surroundings] | None = None,
     make_runner: Callable[[StrategyModules], MegatronRunner] | None = None,
 ) -> BucketLoop:
@@ -144,6 +144,7 @@ def build_bucket_loop(
         policy=switch.policy,
         memory_budget_bytes=switch.memory_budget_bytes,
         overlap=switch.overlap,
+        order=switch.order,
         plan_cache=switch.plan_cache,
         device=device,
     )
@@ -155,7 +156,6 @@ def build_bucket_loop(
         packing=packing,
         recorder=recorder,
         device=device,
-        descending=descending,
         # With overlapped reduction Megatron reduces home's gradients during home's last backward pass.
         adds_after_home=not home.chunks[0].ddp_config.overlap_grad_reduce,
     )

@@ -94,10 +94,10 @@ class HotRun:
                 if args.hotspa_switch_memory_mb is None
                 else args.hotspa_switch_memory_mb << 20,
                 overlap=OVERLAPS[args.hotspa_overlap_switch],
+                order=args.hotspa_bucket_order,
             ),
             recorder=self.records.recorder,
             device=torch.device(torch.cuda.current_device()),
-            descending=args.hotspa_bucket_order == "descending",
             surroundings=[arguments.active for arguments in self.arguments],
             make_runner=self._make_runner,
         )
