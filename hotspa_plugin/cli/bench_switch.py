@@ -28,6 +28,8 @@ DEFAULT_ON_NODES = "tp4:tp1,tp2pp2:tp1"
               metavar="FROM:TO,...", help="Switches to measure, as pairs of strategies.")  # fmt: skip
 @click.option("--rounds", "num_rounds", type=click.IntRange(min=1), default=10, show_default="10", metavar="N",
               help="Times that each measured contender runs, all taking turns.")  # fmt: skip
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write a picture (SVG) of who sends what to whom in the first planned case.")  # fmt: skip
 @click.option("--no-plans", is_flag=True, help="Measure only.")
 @click.option("--nodes", "num_nodes", type=click.IntRange(1, 2), default=1, show_default="1", metavar="N",
               help="2: measure policies and overlap on two nodes, network namespaces of this machine (needs root).")  # fmt: skip
@@ -45,6 +47,7 @@ def switch(
     policies: tuple[str, ...],
     measured: str | None,
     num_rounds: int,
+    picture: Path | None,
     no_plans: bool,
     num_nodes: int,
     link_mbit: float | None,
@@ -65,11 +68,15 @@ def switch(
     console = Console()
     if (num_nodes == 2) != (link_mbit is not None):
         raise ValueError("--nodes 2 and --link-mbit M belong together: give both or neither")
+    if picture is not None and no_plans:
+        raise ValueError("--picture shows a planned case: leave --no-plans out")
     if timeline is not None and num_nodes == 1:
         raise ValueError("--timeline shows a step on two nodes: give --nodes 2 --link-mbit M too")
     planned: list[dict[str, Any]] = []
     if not no_plans:
         planned = _plan(console, plan_ranks, model, policies)
+        if picture is not None:
+            _draw_traffic(picture, plan_ranks, model)
     found: dict[str, Any] = {"plans": planned, "measured": []}
     if num_ranks and link_mbit is None:
         cases = _parse_cases(measured or DEFAULT_MEASURED, num_ranks)
@@ -93,6 +100,20 @@ def _plan(console: Any, num_ranks: int | None, model: str | None, policies: Sequ
         rows.extend(plan_rows([case], policies or POLICIES))
     console.print(_table("Planned, MB; in brackets how far over the least possible", rows, _PLAN_COLUMNS))
     return rows
+
+
+def _draw_traffic(path: Path, num_ranks: int | None, model: str | None) -> None:
+    from hotspa_plugin.report.traffic_svg import traffic_svg
+    from hotspa_plugin.resharding import build_switch_plan, traffic
+    from hotspa_plugin.resharding.bench import switch_cases
+
+    case = switch_cases(num_ranks, model)[0]
+    layouts = case.layouts()
+    squares = [
+        (policy, traffic(build_switch_plan(*layouts, policy=policy, node_of_rank=case.node_of_rank)))
+        for policy in ("balanced", "new_greedy")
+    ]
+    path.write_text(traffic_svg(case.name, squares, case.node_of_rank), encoding="utf-8")
 
 
 def _measure(
@@ -190,6 +211,8 @@ _MEASURED_COLUMNS = {
     "over raw": lambda row: f"{row['switch_s'] / max(row['raw_all_to_all_s'] + row['raw_copy_s'], 1e-9):.2f}x",
     "Megatron resharding": lambda row: f"{row['megatron_resharding_s']:.3f}",
     "faster": lambda row: f"{row['megatron_resharding_s'] / row['switch_s']:.2f}x",
+    "flush": lambda row: f"{row['flush_s']:.3f}",
+    "reduce-scatter": lambda row: "-" if row["reduce_scatter_s"] is None else f"{row['reduce_scatter_s']:.3f}",
 }
 _POLICY_COLUMNS = {
     "case": lambda row: row["case"],
