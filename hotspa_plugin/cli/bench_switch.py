@@ -66,6 +66,8 @@ def switch(
 
     options.require_packages()
     console = Console()
+    if console.width < _TABLE_WIDTH:
+        console.width = _TABLE_WIDTH  # a narrow terminal breaks lines, which still says more than cut figures
     if (num_nodes == 2) != (link_mbit is not None):
         raise ValueError("--nodes 2 and --link-mbit M belong together: give both or neither")
     if picture is not None and no_plans:
@@ -192,6 +194,7 @@ def _over(row: dict[str, Any], name: str) -> str:
     return f"{value / 1e6:,.1f}{over}"
 
 
+_TABLE_WIDTH = 150
 _PLAN_COLUMNS = {
     "case": lambda row: row["case"],
     "policy": lambda row: row["policy"],
