@@ -32,7 +32,7 @@ DEFAULT_ON_NODES = "tp4:tp1,tp2pp2:tp1"
               help="Write a picture (SVG) of who sends what to whom in the first planned case.")  # fmt: skip
 @click.option("--no-plans", is_flag=True, help="Measure only.")
 @click.option("--nodes", "num_nodes", type=click.IntRange(1, 2), default=1, show_default="1", metavar="N",
-              help="2: measure policies and overlap on two nodes, network namespaces of this machine (needs root).")  # fmt: skip
+              help="2: measure policies and overlap on two nodes: network namespaces, which need root.")  # fmt: skip
 @click.option("--link-mbit", type=click.FloatRange(min=0, min_open=True), metavar="M",
               help="Speed of the link between the two nodes, megabits a second each way.")  # fmt: skip
 @click.option("--timeline", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",

@@ -35,9 +35,9 @@ def traffic_svg(title: str, squares: Sequence[tuple[str, np.ndarray]], node_of_r
     style = "text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#3d4652}"
     return str(
         tag(
-            "svg", tag("title", title), tag("style", Markup(style)), tag("rect", width=width, height=height, fill="#fff"),
-            *parts, xmlns="http://www.w3.org/2000/svg", width=width, height=height, viewBox=f"0 0 {width} {height}",
-            role="img",
+            "svg", tag("title", title), tag("style", Markup(style)),
+            tag("rect", width=width, height=height, fill="#fff"), *parts,
+            xmlns="http://www.w3.org/2000/svg", width=width, height=height, viewBox=f"0 0 {width} {height}", role="img",
         )
     ) + "\n"  # fmt: skip
 

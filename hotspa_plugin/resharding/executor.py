@@ -22,6 +22,7 @@ from hotspa_plugin.resharding.plan import DESTINATION, SOURCE, ReshardPlan
 from hotspa_plugin.resharding.round_cuts import item_sizes
 from hotspa_plugin.resharding.rounds import rounds_of_rank, staging_layout
 from hotspa_plugin.resharding.side_stream import SideStream
+from hotspa_plugin.resharding.staging_buffer import StagingBuffer
 from hotspa_plugin.resharding.transports.protocol import Transport
 
 
@@ -35,36 +36,6 @@ class ReshardStats:
     num_rounds: int
     predicted_peak_extra_bytes: int  # largest staging of a round, from the plan
     peak_extra_bytes: int  # staging memory held
-
-
-class StagingBuffer:
-    """Memory that messages are packed into; it grows to what a round needs, and is reused from run to run.
-
-    Several executors may share one, as long as only one of them runs at a time: the storage is resized in
-    place, so that views of it stay valid.
-    """
-
-    def __init__(self) -> None:
-        self._line: torch.Tensor | None = None
-
-    @property
-    def held_bytes(self) -> int:
-        return 0 if self._line is None else self._line.untyped_storage().nbytes()
-
-    def reserve(self, num_bytes: int, device: torch.device) -> torch.Tensor:
-        """A line of uint8 whose storage has at least ``num_bytes`` bytes; the same tensor every time."""
-        if self._line is None:
-            self._line = torch.empty(0, dtype=torch.uint8, device=device)
-        assert self._line.device == device, "a staging buffer serves one device"
-        if self.held_bytes < num_bytes:
-            self.release()  # the old content is of no use: do not hold both
-            self._line.untyped_storage().resize_(num_bytes)
-        return self._line
-
-    def release(self) -> None:
-        """Gives the memory back until the next run."""
-        if self._line is not None:
-            self._line.untyped_storage().resize_(0)
 
 
 class ReshardHandle:

@@ -126,8 +126,10 @@ class BucketLoop:
         device: torch.device | None = None,
         adds_after_home: bool = True,
     ) -> None:
-        """``assigner`` lays batches out in place of the pool's fixed bounds, where it is given. ``adds_after_home`` says
-        that home's gradients may still be added to when its bucket has run: nothing reduces them before that.
+        """``assigner`` lays batches out in place of the pool's fixed bounds, where it is given.
+
+        ``adds_after_home`` says that home's gradients may still be added to when its bucket has run: nothing reduces
+        them before that.
         """
         self._adds_after_home = adds_after_home
         self.assigner = assigner
@@ -159,7 +161,10 @@ class BucketLoop:
         )
 
     def run(self, batch: GlobalBatch, *, forward_only: bool = False) -> BatchResult:
-        """Trains (or with ``forward_only`` evaluates) one batch. Gradients end up, unreduced, in home's accumulators."""
+        """Trains (or with ``forward_only`` evaluates) one batch.
+
+        Gradients end up, unreduced, in home's accumulators.
+        """
         with self._phase("plan", batch.step):
             if self.assigner is not None:
                 assignment = self.assigner.assign(batch.lengths)
@@ -252,12 +257,13 @@ class BucketLoop:
         return hidden_ns * 1e-9
 
     def _build(self, batch: GlobalBatch, assigned: Sequence, spec: BucketSpec) -> list[MicroBatch]:
-        build: Callable[..., MicroBatch] = pack_micro_batch if self._packing == "packed" else pad_micro_batch
+        packed = self._packing == "packed"
+        build: Callable[..., MicroBatch] = pack_micro_batch if packed else pad_micro_batch
         return [
             build(
                 [batch.sample(position) for position in micro_batch.samples],
                 length_multiple=spec.length_multiple,
-                num_tokens=micro_batch.num_padded_tokens // (1 if self._packing == "packed" else len(micro_batch.samples)),
+                num_tokens=micro_batch.num_padded_tokens // (1 if packed else len(micro_batch.samples)),
             )
             for micro_batch in assigned
         ]

@@ -11,11 +11,12 @@ import torch.distributed as dist
 
 from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.resharding import ReshardPlan, build_flush_plan, build_switch_plan, plan_costs
-from hotspa_plugin.resharding.executor import ReshardExecutor, StagingBuffer
+from hotspa_plugin.resharding.executor import ReshardExecutor
 from hotspa_plugin.resharding.plan_cache import PlanCache
+from hotspa_plugin.resharding.staging_buffer import StagingBuffer
 from hotspa_plugin.resharding.transports import Transport
 from hotspa_plugin.runtime.agreement import check_agreement
-from hotspa_plugin.runtime.mover import BackgroundMover, Gate, InlineMover, Interval, Move
+from hotspa_plugin.runtime.mover import BackgroundMover, Gate, InlineMover, Interval, Move, Overlap
 from hotspa_plugin.runtime.slab import Slab
 from hotspa_plugin.runtime.whereabouts import gather_nodes
 from hotspa_plugin.topology import cards_of_nodes
@@ -43,25 +44,6 @@ class StrategyTensors:
     layout: ShardLayout
     parameters: Mapping[str, torch.nn.Parameter]
     attach_gradient: Callable[[torch.nn.Parameter, torch.Tensor], None]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Overlap:
-    """What moves while another strategy computes; each costs a second slab of its kind where the pool needs one."""
-
-    flush: bool = False  # the gradients of the strategy before travel home
-    prefetch: bool = False  # the parameters of the next strategy arrive
-
-    @property
-    def any(self) -> bool:
-        return self.flush or self.prefetch
-
-
-OVERLAPS = {
-    "none": Overlap(),
-    "flush": Overlap(flush=True),
-    "both": Overlap(flush=True, prefetch=True),
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

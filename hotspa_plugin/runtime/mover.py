@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from typing import Protocol
@@ -12,6 +13,25 @@ from hotspa_plugin.resharding.executor import ReshardExecutor
 from hotspa_plugin.resharding.side_stream import SideStream, mark_current
 
 Interval = tuple[int, int]  # start and end in ns of time.perf_counter_ns
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """What moves while another strategy computes; each costs a second slab of its kind where the pool needs one."""
+
+    flush: bool = False  # the gradients of the strategy before travel home
+    prefetch: bool = False  # the parameters of the next strategy arrive
+
+    @property
+    def any(self) -> bool:
+        return self.flush or self.prefetch
+
+
+OVERLAPS = {
+    "none": Overlap(),
+    "flush": Overlap(flush=True),
+    "both": Overlap(flush=True, prefetch=True),
+}
 
 
 class Gate:

@@ -22,8 +22,8 @@ def measure_policies(
 ) -> list[dict[str, object]]:
     """What one rank does: one row per case, a pair of strategies such as ``("tp4", "tp1")``; equal on all ranks.
 
-    Both policies move the same parameters and take turns; seconds are medians of the slowest rank's. The predicted ratio
-    is that of the bytes that pass the busiest card in its busier direction.
+    Both policies move the same parameters and take turns; seconds are medians of the slowest rank's. The predicted
+    ratio is that of the bytes that pass the busiest card in its busier direction.
     """
     from hotspa_plugin.integrations.megatron.process import prepare_process
 
@@ -99,7 +99,7 @@ def measure_overlap(rank: int, num_ranks: int, case: OverlapCase, folder: str) -
     from hotspa_plugin.integrations.megatron.session import SwitchOptions
     from hotspa_plugin.integrations.megatron.train_loop import TrainLoop
     from hotspa_plugin.integrations.megatron.trainer import Trainer
-    from hotspa_plugin.runtime.hot_switcher import OVERLAPS
+    from hotspa_plugin.runtime.mover import OVERLAPS
     from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
     from hotspa_plugin.runtime.run_record import ModelInfo, PoolEntry, RunInfo
     from hotspa_plugin.strategy import StrategyPool

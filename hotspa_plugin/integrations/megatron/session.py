@@ -20,7 +20,8 @@ from hotspa_plugin.resharding.plan_cache import PlanCache
 from hotspa_plugin.resharding.transports import TorchDistributedTransport
 from hotspa_plugin.runtime.agreement import check_agreement
 from hotspa_plugin.runtime.bucket_loop import BucketLoop, bucket_specs
-from hotspa_plugin.runtime.hot_switcher import HomeTensors, HotSwitcher, Overlap, StrategyTensors
+from hotspa_plugin.runtime.hot_switcher import HomeTensors, HotSwitcher, StrategyTensors
+from hotspa_plugin.runtime.mover import Overlap
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
 from hotspa_plugin.topology import DEFAULT_ORDER, RankGrid

@@ -19,8 +19,8 @@ from hotspa_plugin.integrations.megatron.process import prepare_process
 from hotspa_plugin.layout.analytic import GPTSizes
 from hotspa_plugin.resharding.plan_cache import PlanCache
 from hotspa_plugin.runtime.agreement import check_agreement
-from hotspa_plugin.runtime.hot_switcher import OVERLAPS
 from hotspa_plugin.runtime.memory import rank_memory_bytes
+from hotspa_plugin.runtime.mover import OVERLAPS
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder, check_run_directory
 from hotspa_plugin.runtime.run_record import (
     DataInfo,
@@ -122,7 +122,8 @@ def _too_large(memory: tuple[ResidentMemory, ...], available: int, overlap: str)
     gib = 2**30
     return ValueError(
         f"strategy {fullest.strategy} needs {fullest.total_bytes / gib:.2f} GiB a rank before any activation (home "
-        f"{fullest.home_bytes / gib:.2f}, slab {fullest.slab_bytes / gib:.2f}, switch {fullest.staging_bytes / gib:.2f}), "
+        f"{fullest.home_bytes / gib:.2f}, slab {fullest.slab_bytes / gib:.2f}, "
+        f"switch {fullest.staging_bytes / gib:.2f}), "
         f"but a rank has {available / gib:.2f} GiB here: take a home or strategy with more tensor or pipeline "
         "parallel, optimizer.distributed: true, or less run.switch_memory_mb"
         + ("" if overlap == "none" else ", or run.overlap_switch: none")

@@ -79,7 +79,7 @@ def build_trainer(case: VerifyCase):
     from hotspa_plugin.integrations.megatron.home import OptimizerSettings
     from hotspa_plugin.integrations.megatron.session import SwitchOptions
     from hotspa_plugin.integrations.megatron.trainer import Trainer
-    from hotspa_plugin.runtime.hot_switcher import OVERLAPS
+    from hotspa_plugin.runtime.mover import OVERLAPS
 
     pool, spec = make_spec(case, dist.get_world_size())
     nodes = np.arange(dist.get_world_size()) // case.ranks_per_node if case.ranks_per_node else None

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from hotspa_plugin.layout import ShardLayout
-from hotspa_plugin.resharding.executor import ReshardExecutor, StagingBuffer
+from hotspa_plugin.resharding.executor import ReshardExecutor
 from hotspa_plugin.resharding.plan import ReshardPlan
 from hotspa_plugin.resharding.rounds import rounds_of_rank
+from hotspa_plugin.resharding.staging_buffer import StagingBuffer
 from hotspa_plugin.resharding.transports.torch_distributed import TorchDistributedTransport
 
 TORCH_DTYPES = {
@@ -106,9 +107,9 @@ def measure_in_turn(
     group: dist.ProcessGroup | None = None,
     device: torch.device | None = None,
 ) -> dict[str, float]:
-    """Median seconds (of the slowest rank each time) of contenders that run in turn in every round, after one to warm up.
+    """Median seconds (of the slowest rank each time) of contenders that take turns in every round.
 
-    Called on all ranks of ``group``; returns the same on all of them.
+    One more round, the first, warms up.     Called on all ranks of ``group``; returns the same on all of them.
     """
     device = device or torch.device("cpu")
     seconds: dict[str, list[float]] = {name: [] for name in contenders}

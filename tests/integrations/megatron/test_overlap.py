@@ -7,7 +7,7 @@ POOL = "tp1:32 tp2:64 pp2:96 tp2pp2:128"
 
 
 def watch_slabs(case, folder):
-    """Per bucket that ran: (strategy, bytes in the slabs, most that were predicted); the records; the switcher's order."""
+    """Per bucket that ran: (strategy, bytes in the slabs, most that were predicted); then records and order."""
     from hotspa_plugin.runtime.recorder import RunRecorder
     from hotspa_plugin.runtime.run_record import ModelInfo, PoolEntry, RunInfo
 

@@ -23,7 +23,7 @@ from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
 from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.process_groups.registry import process_registry
 from hotspa_plugin.runtime.bucket_loop import MicroBatch
-from hotspa_plugin.runtime.hot_switcher import OVERLAPS
+from hotspa_plugin.runtime.mover import OVERLAPS
 from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
 from hotspa_plugin.topology import DEFAULT_ORDER
 
