@@ -69,6 +69,10 @@ run:
   resume: false               # continue the run in `out` from its last checkpoint
   switch_policy: balanced     # who sends what in a switch: balanced, new_greedy
   switch_memory_mb: 256       # extra memory that one switch may take
+  overlap_switch: auto        # what moves while another bucket computes: flush (its gradients, needs a second slab of
+                              # them), both (the next parameters as well), none; auto: none on CUDA, else what fits
+  cards_per_node: 1           # network cards that a node's ranks share, for balancing
+  plan_cache: null            # folder that keeps switch plans, which large worlds or other policies take long to make
   timeout_s: 600              # how long a rank waits for the others
   record:                     # steps that keep their timeline: the first ones, then each trace_every-th
     trace_first: 20

@@ -130,6 +130,9 @@ class RunConfig(Section):
     resume: bool = False
     switch_policy: Literal["balanced", "new_greedy"] = "balanced"
     switch_memory_mb: Count = 256
+    overlap_switch: Literal["auto", "none", "flush", "both"] = "auto"
+    cards_per_node: Count = 1
+    plan_cache: str | None = None
     timeout_s: Positive = 600.0
     record: RecordConfig = RecordConfig()
 

@@ -145,18 +145,14 @@ class CheckedSwitcher:
         check_fingerprints(self._at_home, fingerprints(there.layout, self._rank, there.parameters, when=when), when=when)
         return moved
 
-    def flush(self, label: str) -> Any:
-        """The inner switcher's, whose gradients must all have come home."""
-        return self._checked_flush(label, lambda: self._inner.flush(label))
-
-    def _checked_flush(self, label: str, flush: Callable[[], Any]) -> Any:
+    def start_flush(self, label: str) -> None:
+        """The inner switcher's whole flush, nothing beside it, after which all gradients must have come home."""
         there = self._other(label)
         before = gradient_sums(self._home.layout, self._rank, self._home.gradients)
         brought = gradient_sums(there.layout, self._rank, there.gradients)
-        moved = flush()
+        self._inner.flush(label)
         after = gradient_sums(self._home.layout, self._rank, self._home.gradients)
         check_flush(before, brought, after, when=f"step {self._step}, after the flush from {label}")
-        return moved
 
 
 def _shards(layout: ShardLayout, rank: int, local: Tensors) -> Iterator[tuple[str, Shard]]:

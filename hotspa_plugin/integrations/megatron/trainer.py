@@ -55,7 +55,7 @@ class Trainer:
         self.pool, self.rank = pool, dist.get_rank()
         self.recorder = recorder or NullRecorder()
         self._settings = optimizer
-        states = ParallelStates(pool, rank=self.rank, world_size=dist.get_world_size())
+        states = ParallelStates(pool, rank=self.rank, world_size=dist.get_world_size(), overlap=switch.overlap)
         self.states = states
 
         def build_model(strategy, initialize):

@@ -36,6 +36,7 @@ class VerifyCase:
     seed: int = 1234
     policy: str = "balanced"
     switch_memory_bytes: int | None = None
+    overlap: str = "none"  # a key of OVERLAPS
     ranks_per_node: int | None = None  # all on one node where None
     frozen: tuple[str, ...] = ()  # parameters whose name contains one of these are not trained
     keep_static: bool = False  # gradients of home's static run of the same batch, too; always in bf16
@@ -86,6 +87,7 @@ def build_trainer(case: VerifyCase) -> Trainer:
     from hotspa_plugin.integrations.megatron.home import OptimizerSettings
     from hotspa_plugin.integrations.megatron.session import SwitchOptions
     from hotspa_plugin.integrations.megatron.trainer import Trainer
+    from hotspa_plugin.runtime.mover import OVERLAPS
 
     pool, spec = make_spec(case, dist.get_world_size())
     nodes = np.arange(dist.get_world_size()) // case.ranks_per_node if case.ranks_per_node else None
@@ -96,7 +98,12 @@ def build_trainer(case: VerifyCase) -> Trainer:
         optimizer=OptimizerSettings(lr=case.lr, distributed=case.distributed_optimizer, clip_grad=case.clip_grad),
         packing=case.packing,
         seed=case.seed,
-        switch=SwitchOptions(policy=case.policy, memory_budget_bytes=case.switch_memory_bytes, node_of_rank=nodes),
+        switch=SwitchOptions(
+            policy=case.policy,
+            memory_budget_bytes=case.switch_memory_bytes,
+            node_of_rank=nodes,
+            overlap=OVERLAPS[case.overlap],
+        ),
         freeze=(lambda name: any(part in name for part in case.frozen)) if case.frozen else None,
     )
     trainer.loop.switcher.poison = True

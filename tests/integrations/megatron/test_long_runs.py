@@ -15,6 +15,12 @@ def count_open_files():
     return len(os.listdir("/proc/self/fd"))
 
 
+def finish(switcher):
+    for label in switcher.flushing:
+        switcher.finish_flush(label)
+    switcher.release()
+
+
 def switch_often(case, num_switches, warm_up):
     """After warm-up and at the end: process groups, open files, resident memory in bytes; and memory of one model."""
     from hotspa_plugin.process_groups.registry import num_live_groups
@@ -30,20 +36,24 @@ def switch_often(case, num_switches, warm_up):
         if count in (warm_up, warm_up + num_switches // 2):
             figures.append((num_live_groups(), count_open_files(), resident_bytes()))
         label = labels[count % len(labels)]
+        if (busy := switcher.flush_in_the_way(label)) is not None:
+            switcher.finish_flush(busy)
         switcher.enter(label)
-        switcher.flush(label)
+        switcher.prefetch(labels[(count + 1) % len(labels)])
+        switcher.start_flush(label)
         if count % 3 == 2:
-            switcher.release()
-    switcher.release()
+            finish(switcher)
+    finish(switcher)
     figures.append((num_live_groups(), count_open_files(), resident_bytes()))
     return figures, model_bytes
 
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("budget", mostly_slow(None, 100_000), ids=["at_once", "rounds"])
-def test_a_thousand_switches(workers, budget):
+@pytest.mark.parametrize("overlap", mostly_slow("both", "none"))
+def test_a_thousand_switches(workers, budget, overlap):
     case = VerifyCase(pool="tp1:32 tp2:64 pp2:96 tp2pp2:128", lengths=((5, 40, 70, 100),),
-                      model_changes={"num_layers": 2, "hidden_size": 64}, switch_memory_bytes=budget)  # fmt: skip
+                      model_changes={"num_layers": 2, "hidden_size": 64}, switch_memory_bytes=budget, overlap=overlap)  # fmt: skip
     for figures, model_bytes in workers.run(switch_often, case=case, num_switches=1000, warm_up=100):
         groups, files, resident = zip(*figures, strict=True)
         assert len(set(groups)) == 1

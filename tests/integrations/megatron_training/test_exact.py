@@ -57,14 +57,14 @@ def test_the_distributed_optimizer_trains_the_same_for_twenty_iterations(pretrai
         pytest.param("--pipeline-model-parallel-size 4 --hotspa-pool 'tp1:16 tp2pp2:48 pp4:128'", marks=slow),
         pytest.param("--pipeline-model-parallel-size 2 --hotspa-pool 'tp1:16 tp2pp2vpp2:48 pp2:128'", marks=slow),
         "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
-        f"{OVERLAP} --hotspa-pool 'tp1:16 tp4:48 pp2vpp2:128'",
+        f"{OVERLAP} --hotspa-pool 'tp1:16 tp4:48 pp2vpp2:128' --hotspa-overlap-switch flush",
         pytest.param("--hotspa-home tp2 --hotspa-pool 'tp1rc:16 tp4:48 tp2:128'", marks=slow),
         pytest.param(
             "--tensor-model-parallel-size 4 --hotspa-packing packed --hotspa-pool 'tp1:16 tp2pp2:48 tp4:128'",
             marks=slow,
         ),
         "--tensor-model-parallel-size 4 --sequence-parallel --hotspa-packing packed "
-        "--hotspa-pool 'tp1:16 tp2:48 tp4:128' --hotspa-switch-memory-mb 1",
+        "--hotspa-pool 'tp1:16 tp2:48 tp4:128' --hotspa-switch-memory-mb 1 --hotspa-overlap-switch both",
     ],
 )
 def test_a_few_steps_are_exact(pretrain, static_tp4, flags):

@@ -49,8 +49,14 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="extra memory that one switch may take on a rank; larger ones run in rounds",
     )  # fmt: skip
     group.add_argument(
-        "--hotspa-bucket-order", choices=["ascending", "descending"], default="ascending",
-        help="order of the buckets of the other strategies by length bound; home's is always last",
+        "--hotspa-overlap-switch", choices=["none", "flush", "both"], default="none",
+        help="what moves while another bucket computes: flush (the gradients of the bucket before, which needs a "
+        "second slab of gradients), both (the parameters of the next bucket as well), none",
+    )  # fmt: skip
+    group.add_argument(
+        "--hotspa-bucket-order", choices=["auto", "ascending", "descending"], default="auto",
+        help="order of the buckets of the other strategies by length bound; home's is always last. auto: ascending, or "
+        "the smallest switch first where the other switches are hidden (--hotspa-overlap-switch both)",
     )  # fmt: skip
     group.add_argument(
         "--hotspa-timeout-s", type=float, default=None, metavar="SECONDS",

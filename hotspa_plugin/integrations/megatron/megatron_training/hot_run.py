@@ -23,6 +23,7 @@ from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
 from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.process_groups.registry import process_registry
 from hotspa_plugin.runtime.bucket_loop import MicroBatch
+from hotspa_plugin.runtime.mover import OVERLAPS
 from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
 from hotspa_plugin.topology import DEFAULT_ORDER
 
@@ -64,6 +65,7 @@ class HotRun:
             world_size=torch.distributed.get_world_size(),
             order=options.get("order", DEFAULT_ORDER),
             create=create,
+            overlap=OVERLAPS[self.get_args().hotspa_overlap_switch],
         )
 
     def build(self, home_chunks: list[torch.nn.Module], home_bare: list[Any], build_model: ModelFactory) -> None:
@@ -91,10 +93,11 @@ class HotRun:
                 memory_budget_bytes=None
                 if args.hotspa_switch_memory_mb is None
                 else args.hotspa_switch_memory_mb << 20,
+                overlap=OVERLAPS[args.hotspa_overlap_switch],
+                order=args.hotspa_bucket_order,
             ),
             recorder=self.records.recorder,
             device=torch.device(torch.cuda.current_device()),
-            descending=args.hotspa_bucket_order == "descending",
             surroundings=[arguments.active for arguments in self.arguments],
             make_runner=self._make_runner,
         )
