@@ -66,23 +66,22 @@ class BatchAssigner:
     def assign(self, lengths: np.ndarray | Sequence[int]) -> BatchAssignment:
         """The assignment of a batch with these lengths in tokens, shape ``[num_sequences]``.
 
-        ValueError where a sequence is empty or longer than every strategy can hold.
+        ValueError where a sequence is empty or over the pool's last bound.
         """
         lengths = np.asarray(lengths, dtype=np.int64)
         if len(lengths) == 0:
             return BatchAssignment(packing=self._packing, buckets=())
         if lengths.min() < 1:
             raise ValueError(f"sample {int(lengths.argmin())}: has no tokens: leave empty sequences out")
-        if lengths.max() > self._capacities.max():
+        if lengths.max() > self._bounds[-1]:
             raise ValueError(
-                f"sample {int(lengths.argmax())}: {lengths.max()} tokens are more than any strategy of the pool can "
-                f"hold, {self._capacities.max()}: add a strategy, or truncate, split or drop long sequences"
+                f"sample {int(lengths.argmax())}: {lengths.max()} tokens are over the pool's last bound, "
+                f"{self._bounds[-1]}: raise the bound, or truncate, split or drop long sequences"
             )
         work = _Work(self, lengths)
         choices = self._likely_choices(lengths)
-        if lengths.max() <= self._bounds[-1]:
-            # The pool's own bounds: what is chosen is never slower.
-            choices.append(np.searchsorted(self._bounds, lengths, side="left"))
+        # The pool's own bounds: what is chosen is never slower.
+        choices.append(np.searchsorted(self._bounds, lengths, side="left"))
         priced = [work.price(choice) for choice in choices]
         best = min(range(len(priced)), key=lambda i: priced[i].seconds)
         return work.built(work.refine(priced[best]))
