@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -35,6 +36,7 @@ class TrainLoop:
     save_every: int = 0  # steps; 0: never; else the last step is saved too
     folder: Path | None = None  # where checkpoints go
     on_step: Callable[[StepRecord], None] | None = None
+    prepare: Callable[[np.ndarray], None] | None = None  # is told the lengths of the next batch before each step
 
     def resume(self) -> None:
         """Goes on from the latest checkpoint in ``folder``. ValueError where there is none or it does not fit."""
@@ -62,6 +64,8 @@ class TrainLoop:
             started_s = time.perf_counter()
             with recorder.span("plan", step=step, part="sample"):
                 batch = SequenceBatch(step=step, source=self.source, indices=self.sampler.next_batch())
+                if self.prepare is not None and step + 1 < self.num_steps:
+                    self.prepare(self.source.lengths[self.sampler.peek()])
             result = self.trainer.train_step(batch)
             record = self._record(step, batch, result, memory, time.perf_counter() - started_s)
             recorder.finish_step(record)
