@@ -16,8 +16,9 @@ import numpy as np
 from hotspa_plugin.cost import Profile
 from hotspa_plugin.search.bucket_estimate import Lane, LengthTables
 from hotspa_plugin.search.step_model import PlannedPool, StepModel
-from hotspa_plugin.strategy import ParallelStrategy, PoolEntry
+from hotspa_plugin.strategy import ModelShape, ParallelStrategy, PoolEntry
 from hotspa_plugin.strategy.checks import check_model
+from hotspa_plugin.strategy.parallel_strategy import divisors
 
 GRID_STEP = 2**0.5
 GRID_START_TOKENS = 128
@@ -30,6 +31,22 @@ class Found:
 
     pool: PlannedPool
     estimate_s: float
+
+
+def possible_strategies(
+    shape: ModelShape, num_ranks: int, *, recompute: Sequence[str] = ("none", "full")
+) -> list[ParallelStrategy]:
+    """All tp and pp that fit a model and so many ranks, dp resolved, each with every kind of ``recompute``."""
+    found = []
+    for tp in divisors(num_ranks):
+        for pp in divisors(num_ranks // tp):
+            strategy = ParallelStrategy(tp=tp, pp=pp).resolve(num_ranks)
+            try:
+                check_model(strategy, shape)
+            except ValueError:
+                continue
+            found += [dataclasses.replace(strategy, recompute=mode) for mode in recompute]
+    return found
 
 
 def candidate_strategies(

@@ -26,18 +26,27 @@ from hotspa_plugin.strategy import StrategyPool
 
 Kind = Literal["stock", "static", "hot"]
 TOKEN_VALUES = 256
+WARM_UP_SEQUENCES = 8
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One way to train: a pool (of one strategy unless it is hot) and what lays its batches out."""
+    """One way to train: a pool (of one strategy unless it is hot) and what lays its batches out.
+
+    ``num_rounds`` is given where one is so slow that it takes part in the first rounds only.
+    """
 
     name: str
     kind: Kind
     pool: StrategyPool
     assigner: BatchAssigner | None = None  # None: by the pool's bounds
     packing: Packing = "packed"
+    engine: Literal["megatron", "deepspeed"] = "megatron"
+    num_rounds: int | None = None
+
+    def takes_part(self, number: int) -> bool:
+        return self.num_rounds is None or number <= self.num_rounds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,26 +85,9 @@ _entered: dict[str, _Entered] = {}  # this rank's contenders, kept from call to 
 def enter(setup: Setup, contender: Contender, initial: str) -> None:
     """On each rank: builds a contender's trainer. The first one leaves its parameters in ``initial``, others load them."""
     prepare_process()
-    from hotspa_plugin.integrations.megatron.gpt import GPTSpec
-    from hotspa_plugin.integrations.megatron.home import OptimizerSettings
-    from hotspa_plugin.integrations.megatron.session import SwitchOptions
-    from hotspa_plugin.integrations.megatron.trainer import Trainer
-
     stopwatch = Stopwatch(None if cpu.is_enabled() else torch.cuda.synchronize)
-    spec = GPTSpec.from_config(
-        setup.model, padded_vocab_size=setup.sizes.vocab_size, max_positions=setup.max_positions
-    )
-    trainer = Trainer(
-        spec,
-        contender.pool.check(world_size=dist.get_world_size(), model=spec.shape),
-        dtype=DTYPES[setup.sizes.dtype],
-        optimizer=OptimizerSettings(),
-        packing=contender.packing,
-        seed=setup.seed,
-        switch=SwitchOptions(node_of_rank=setup.node_of_rank),
-        recorder=stopwatch,
-    )
-    trainer.loop.assigner = contender.assigner
+    build = _deepspeed_trainer if contender.engine == "deepspeed" else _megatron_trainer
+    trainer = build(setup, contender, stopwatch)
     if Path(initial).exists():
         trainer.load_parameters(torch.load(initial, weights_only=True))
     else:
@@ -104,6 +96,60 @@ def enter(setup: Setup, contender: Contender, initial: str) -> None:
             torch.save(values, initial)
     dist.barrier()
     _entered[contender.name] = _Entered(trainer=trainer, stopwatch=stopwatch)
+
+
+def _megatron_trainer(setup: Setup, contender: Contender, stopwatch: Stopwatch) -> Any:
+    from hotspa_plugin.integrations.megatron.gpt import GPTSpec
+    from hotspa_plugin.integrations.megatron.home import OptimizerSettings
+    from hotspa_plugin.integrations.megatron.session import SwitchOptions
+    from hotspa_plugin.integrations.megatron.trainer import Trainer
+
+    spec = GPTSpec.from_config(
+        setup.model, padded_vocab_size=setup.sizes.vocab_size, max_positions=setup.max_positions
+    )
+    return Trainer(
+        spec,
+        contender.pool.check(world_size=dist.get_world_size(), model=spec.shape),
+        dtype=DTYPES[setup.sizes.dtype],
+        optimizer=OptimizerSettings(),
+        packing=contender.packing,
+        seed=setup.seed,
+        switch=SwitchOptions(node_of_rank=setup.node_of_rank),
+        recorder=stopwatch,
+        assigner=contender.assigner,
+    )
+
+
+def _deepspeed_trainer(setup: Setup, contender: Contender, stopwatch: Stopwatch) -> Any:
+    """The same model and optimizer under DeepSpeed's engine with ZeRO 1."""
+    from hotspa_plugin.integrations.deepspeed.process import prepare_process as prepare_deepspeed
+
+    prepare_deepspeed()
+    from hotspa_plugin.config import TrainingConfig
+    from hotspa_plugin.integrations.deepspeed.trainer import DeepSpeedTrainer
+    from hotspa_plugin.integrations.megatron.home import OptimizerSettings
+    from hotspa_plugin.integrations.megatron.training_run import TrainingPlan
+
+    own = OptimizerSettings()
+    optimizer = {name: getattr(own, name) for name in ("lr", "min_lr", "warmup_steps", "decay_steps", "decay_style",
+                                                       "weight_decay", "eps", "clip_grad")}  # fmt: skip
+    config = TrainingConfig.model_validate(
+        {
+            "pool": str(contender.pool),
+            "optimizer": {**optimizer, "betas": (own.beta1, own.beta2)},
+            "run": {"seed": setup.seed, "dtype": {"float32": "fp32", "bfloat16": "bf16"}[setup.sizes.dtype]},
+        }
+    )
+    plan = TrainingPlan(
+        config=config.model_copy(update={"model": setup.model}),
+        pool=contender.pool.check(world_size=dist.get_world_size()),
+        source=None,  # batches are handed over
+        padded_vocab_size=setup.sizes.vocab_size,
+        memory=(),
+    )
+    trainer = DeepSpeedTrainer(plan, stopwatch)
+    trainer.engine.loop.assigner = contender.assigner
+    return trainer
 
 
 def leave(names: Sequence[str]) -> None:
@@ -150,9 +196,15 @@ def step(name: str, number: int, lengths: np.ndarray) -> TimedStep:
 def _own_bytes(trainer: Any) -> int:
     """Bytes of home's parameters, gradients and optimizer state, each storage once."""
     tensors = []
-    for parameter in trainer.home.parameters.values():
-        tensors += [parameter.data, getattr(parameter, "main_grad", None)]
-    for optimizer in getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer]):
+    if hasattr(trainer, "engine"):
+        weights, wrapped = trainer.engine.weights, trainer.engine.deepspeed_engine
+        tensors += [*weights.parameters.values(), *weights.gradients.values(), *(p.data for p in wrapped.module.parameters())]
+        optimizers = [wrapped.optimizer]
+    else:
+        for parameter in trainer.home.parameters.values():
+            tensors += [parameter.data, getattr(parameter, "main_grad", None)]
+        optimizers = getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer])
+    for optimizer in optimizers:
         for group in optimizer.optimizer.param_groups:
             tensors += group["params"]
         for state in optimizer.optimizer.state.values():
@@ -175,7 +227,8 @@ def run_workload(
     memory_limit_bytes: int | None = None,
     tell: Callable[[str], None] = lambda said: None,
 ) -> tuple[dict[str, list[TimedStep]], dict[str, str]]:
-    """Every contender trains every batch, in turn; the first batch warms up and is not kept.
+    """Every contender trains every batch, in turn; the first batch warms up (a few sequences do for those that take part
+    in few rounds) and is not kept.
 
     Returns the timed steps by name, and why contenders were left out: those that failed to build, and those whose measured
     memory went over the limit in any step. ``workers`` is a ``WorkerPool``.
@@ -184,17 +237,21 @@ def run_workload(
     initial = str(Path(folder) / "initial.pt")
     steps: dict[str, list[TimedStep]] = {}
     refused: dict[str, str] = {}
+    slow = {c.name for c in contenders if c.num_rounds is not None}
     try:
         for contender in contenders:
             workers.run(f"{here}:enter", setup=setup, contender=contender, initial=initial)
             steps[contender.name] = []
         for number, lengths in enumerate(batches):
+            racing = [c.name for c in contenders if c.name not in refused and c.takes_part(number)]
+            if not racing:
+                break
             tell(f"round {number} of {len(batches) - 1}")
-            racing = [c.name for c in contenders if c.name not in refused]
             # each round begins with another one, so that none always follows the same
             racing = racing[number % len(racing) :] + racing[: number % len(racing)]
             for name in racing:
-                taken = workers.run(f"{here}:step", name=name, number=number, lengths=lengths)[0]
+                given = lengths[:WARM_UP_SEQUENCES] if number == 0 and name in slow else lengths
+                taken = workers.run(f"{here}:step", name=name, number=number, lengths=given)[0]
                 if memory_limit_bytes is not None and taken.memory_bytes > memory_limit_bytes:
                     refused[name] = (
                         f"took {taken.memory_bytes / 1e9:.3f} GB on a rank, over the limit of {memory_limit_bytes / 1e9:.3f}"
@@ -202,8 +259,6 @@ def run_workload(
                     workers.run(f"{here}:leave", names=[name])
                 elif number:
                     steps[name].append(taken)
-            if all(c.name in refused for c in contenders):
-                break
     finally:
         if workers.usable:
             workers.run(f"{here}:leave", names=list(steps))
@@ -216,8 +271,8 @@ def summarize(
 ) -> dict[str, Any]:
     """One workload's result as JSON data: runs, and hot over the fastest static and the fastest stock run.
 
-    Ratios are medians over rounds of the step times on the same batch; ``*_range`` has the least and the largest. A range
-    that holds 1 is a tie.
+    Ratios are medians over the rounds that both took part in, of the step times on the same batch; ``*_range`` has the
+    least and the largest. A range that holds 1 is a tie.
     """
     runs = []
     for contender in contenders:
@@ -246,7 +301,7 @@ def summarize(
     for key, kind in (("hot_over_best_static", "static"), ("hot_over_stock", "stock")):
         other = _fastest(runs, kind)
         ratios = [] if hot is None or other is None else [
-            o / h for o, h in zip(other["step_s"], hot["step_s"], strict=True)
+            o / h for o, h in zip(other["step_s"], hot["step_s"], strict=False)
         ]  # fmt: skip
         result[key] = statistics.median(ratios) if ratios else None
         result[f"{key}_range"] = [min(ratios), max(ratios)] if ratios else None

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -39,6 +40,7 @@ class TrainLoop:
     save_every: int = 0  # steps; 0: never; else the last step is saved too
     folder: Path | None = None  # where checkpoints go
     on_step: Callable[[StepRecord], None] | None = None
+    prepare: Callable[[np.ndarray], None] | None = None  # is told the lengths of the next batch before each step
 
     def resume(self) -> None:
         """Goes on from the latest checkpoint in ``folder``. ValueError where there is none or it does not fit."""
@@ -67,6 +69,8 @@ class TrainLoop:
             with recorder.span("plan", step=step, part="sample"):
                 batch = SequenceBatch(step=step, source=self.source, indices=self.sampler.next_batch())
                 _check_order(batch, device)
+                if self.prepare is not None and step + 1 < self.num_steps:
+                    self.prepare(self.source.lengths[self.sampler.peek()])
             is_checked = self.check_every > 0 and (step + 1) % self.check_every == 0
             if self.check_every:
                 self.trainer.schedule.is_checked = is_checked

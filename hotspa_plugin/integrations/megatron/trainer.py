@@ -15,7 +15,7 @@ from hotspa_plugin.integrations.megatron.home import OptimizerSettings
 from hotspa_plugin.integrations.megatron.schedule import HotSwitchSchedule
 from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
 from hotspa_plugin.runtime.activity import set_activity
-from hotspa_plugin.runtime.bucket_loop import BatchResult, GlobalBatch
+from hotspa_plugin.runtime.bucket_loop import BatchAssigner, BatchResult, GlobalBatch
 from hotspa_plugin.runtime.damage_checks import fingerprints
 from hotspa_plugin.runtime.global_view import gather_global, load_global
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
@@ -37,6 +37,8 @@ class Trainer:
 
     Built by every rank of the world together. ``pool`` must have been checked against the world size;
     ``freeze(name)`` tells which parameters are not trained, named as in a model that is not split.
+    ``micro_batch_tokens`` caps the micro-batches of strategies (default: their bounds); ``assigner`` divides batches
+    over the pool in place of its bounds.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class Trainer:
         switch: SwitchOptions = SwitchOptions(),
         freeze: Callable[[str], bool] | None = None,
         recorder: RunRecorder | NullRecorder | None = None,
+        micro_batch_tokens: Mapping[str, int] | None = None,
+        assigner: BatchAssigner | None = None,
     ) -> None:
         self.pool, self.rank = pool, dist.get_rank()
         self.recorder = recorder or NullRecorder()
@@ -77,8 +81,9 @@ class Trainer:
         self.loop = build_bucket_loop(
             states, self.home, build_model,
             seed=seed, packing=packing, switch=switch, recorder=self.recorder,
-            device=torch.device(torch.cuda.current_device()),
+            device=torch.device(torch.cuda.current_device()), micro_batch_tokens=micro_batch_tokens,
         )  # fmt: skip
+        self.loop.assigner = assigner
         self.schedule = HotSwitchSchedule(self.loop, self.home, finalize=finalize_model_grads)
         self.home_layout = self.home.read_layout()
 

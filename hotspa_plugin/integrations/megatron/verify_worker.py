@@ -13,6 +13,7 @@ import torch.distributed as dist
 from hotspa_plugin.config import ModelConfig
 from hotspa_plugin.data import RandomTokenSource, SequenceBatch
 from hotspa_plugin.integrations.megatron.process import prepare_process
+from hotspa_plugin.search import AheadAssigner, BatchAssigner, StrategyOption
 from hotspa_plugin.strategy import StrategyPool, padded_vocab_size
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class VerifyCase:
     keep_static: bool = False  # gradients of home's static run of the same batch, too; always in bf16
     lr: float = 1e-3
     clip_grad: float = 1.0
+    options: tuple[StrategyOption, ...] = ()  # where given, each batch is divided by its own lengths
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,6 +107,7 @@ def build_trainer(case: VerifyCase) -> Trainer:
             overlap=OVERLAPS[case.overlap],
         ),
         freeze=(lambda name: any(part in name for part in case.frozen)) if case.frozen else None,
+        assigner=AheadAssigner(BatchAssigner(case.options, packing=case.packing)) if case.options else None,
     )
     trainer.loop.switcher.poison = True
     return trainer
@@ -125,6 +128,8 @@ def train_and_keep_evidence(trainer: Trainer, case: VerifyCase, folder: str) -> 
     losses, sequences = [], 0
     for step in range(len(case.lengths)):
         batch = make_batch(case, step)
+        if case.options and step + 1 < len(case.lengths):
+            trainer.loop.assigner.prepare(make_batch(case, step + 1).lengths)
         parameters, _ = trainer.gather_parameters()
         static_gradients = None
         if case.keep_static or case.dtype == "bf16":
@@ -145,6 +150,8 @@ def train_and_keep_evidence(trainer: Trainer, case: VerifyCase, folder: str) -> 
     final, differ = trainer.gather_parameters()
     differing.update(dict.fromkeys(f"parameter {name}" for name in differ))
     moved = trainer.check_switches()
+    if case.options:
+        trainer.loop.assigner.close()
     if rank == 0:
         torch.save(final, Path(folder, "final.pt"))
     return {

@@ -19,7 +19,25 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--hotspa-pool", default=None, metavar="SPEC",
         help="strategies with the longest sequence, in tokens, that each takes, such as 'tp1:4096 tp2pp2:16384 "
         "tp4pp2:32768' (tp, pp, vpp; rc recomputes activations, rcs selectively). tp > 1 uses sequence parallelism "
-        "where the script does",
+        "where the script does. auto: planned from a profile and the lengths of the data up to --seq-length",
+    )  # fmt: skip
+    group.add_argument(
+        "--hotspa-assignment", choices=["bounds", "batch"], default=None,
+        help="who trains a sequence: bounds, the pool's; batch, chosen for each batch from its lengths and the profile; "
+        "default: batch with --hotspa-pool auto, else bounds",
+    )  # fmt: skip
+    group.add_argument(
+        "--hotspa-profile", default=None, metavar="FILE",
+        help="what hotspa profile wrote for this model and these ranks, for auto and batch; measured at start where it "
+        "is missing; default: hotspa-profile.json",
+    )  # fmt: skip
+    group.add_argument(
+        "--hotspa-lengths", default=None, metavar="SPEC|FILE",
+        help="lengths to plan auto for, as hotspa plan takes them; default: those of the documents in --data-path",
+    )  # fmt: skip
+    group.add_argument(
+        "--hotspa-memory-limit-gb", type=float, default=None, metavar="GB",
+        help="memory of a rank to plan with, in 10^9 bytes; default: the device's",
     )  # fmt: skip
     group.add_argument(
         "--hotspa-home", default=None, metavar="STRATEGY",

@@ -24,6 +24,7 @@ from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.process_groups.registry import process_registry
 from hotspa_plugin.runtime.bucket_loop import MicroBatch
 from hotspa_plugin.runtime.mover import OVERLAPS
+from hotspa_plugin.search import AheadAssigner
 from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
 from hotspa_plugin.topology import DEFAULT_ORDER
 
@@ -38,6 +39,8 @@ class HotRun:
     arguments: Sequence[StrategyArguments]
     home_values: Mapping[str, Any]  # all arguments as validated for home
     get_args: Callable[[], argparse.Namespace]
+    micro_batch_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    assigner: AheadAssigner | None = None  # None: the pool's bounds
     states: ParallelStates | None = None
     schedule: HotSwitchSchedule | None = None
     log: StepLog = dataclasses.field(default_factory=StepLog)
@@ -100,7 +103,9 @@ class HotRun:
             device=torch.device(torch.cuda.current_device()),
             surroundings=[arguments.active for arguments in self.arguments],
             make_runner=self._make_runner,
+            micro_batch_tokens=self.micro_batch_tokens,
         )
+        loop.assigner = self.assigner
         adapt = packed_forward_step if args.hotspa_packing == "packed" else None
         self.schedule = HotSwitchSchedule(loop, home, adapt=adapt)
         self.schedule.is_checked = args.hotspa_check_every == 1
