@@ -68,6 +68,7 @@ run:
   seed: 1234
   out: runs/train             # records and checkpoints
   save_every: 10              # steps between checkpoints, the last step is saved too; 0: none
+  check_every: 0              # steps between checks of copies, switches and flushes for silent damage; 0: none
   resume: false               # continue the run in `out` from its last checkpoint
   switch_policy: balanced     # who sends what in a switch: balanced, new_greedy
   switch_memory_mb: 256       # extra memory that one switch may take

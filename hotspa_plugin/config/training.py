@@ -136,6 +136,7 @@ class RunConfig(Section):
     seed: CountOrZero = 1234
     out: str = "runs/train"
     save_every: CountOrZero = 10  # steps; 0: never. The last step is saved too
+    check_every: CountOrZero = 0  # steps; 0: never
     resume: bool = False
     switch_policy: Literal["balanced", "new_greedy"] = "balanced"
     switch_memory_mb: Count = 256

@@ -138,7 +138,9 @@ class ReshardExecutor:
             and not self._stage_locals
             and (memory_budget_bytes is None or sum(sizes_needed) <= memory_budget_bytes)
         )
-        self._predicted = sum(sizes_needed) if self._overlaps_hops else max(sizes_needed, default=0)
+        # Only a second hop beside the first needs an aligned place; a lone round keeps to the budget to the byte.
+        alone = max((needed.num_bytes for needed in self._needed), default=0)
+        self._predicted = sum(sizes_needed) if self._overlaps_hops else alone
 
     # ---- checks
 

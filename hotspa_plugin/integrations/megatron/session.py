@@ -59,6 +59,9 @@ class ParallelStates:
 
         Where moves ``overlap`` with compute they get a group of their own.
         """
+        # Before anything collective is done that depends on it: groups of two pools would wait for each other.
+        said = {"entries": str(pool), "home": str(pool.home), "digest": pool.digest(), "rank order": order}
+        check_agreement("the pool", said, device=torch.device(torch.cuda.current_device()))
         self.pool = pool
         self.rank, self.world_size = rank, world_size
         self.registry = process_registry()
@@ -119,7 +122,11 @@ def build_bucket_loop(
     pool = states.pool
     surroundings = surroundings or [contextlib.nullcontext] * len(pool.strategies)
     make_runner = make_runner or functools.partial(MegatronRunner, seed=seed)
-    check_agreement("the pool", pool.digest(), device=device)
+    # All ranks plan alike from alike layouts: what differs here would send a message that nobody awaits.
+    options = dataclasses.asdict(switch)
+    options["node_of_rank"] = None if switch.node_of_rank is None else switch.node_of_rank.tolist()
+    del options["plan_cache"]  # each machine's own place
+    check_agreement("how to switch", {**options, "packing": packing, "seed": seed}, device=device)
     everyone = [
         home if index == pool.home_index else _build_bare(states, index, build_model, surroundings[index])
         for index in range(len(pool.strategies))

@@ -20,7 +20,8 @@ from hotspa_plugin.data import GlobalBatchSampler, LimitedSource
 from hotspa_plugin.integrations.megatron.process import prepare_process
 from hotspa_plugin.layout.analytic import GPTSizes
 from hotspa_plugin.resharding.plan_cache import PlanCache
-from hotspa_plugin.runtime.agreement import check_agreement
+from hotspa_plugin.runtime.activity import set_activity
+from hotspa_plugin.runtime.agreement import check_agreement, flatten
 from hotspa_plugin.runtime.memory import rank_memory_bytes
 from hotspa_plugin.runtime.mover import OVERLAPS
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder, check_run_directory
@@ -309,13 +310,27 @@ def train_rank(
     ``save_initial`` and ``load_initial`` name a file for the whole parameters before the first step, so that
     several runs can start alike.
     """
+    set_activity("start")
     prepare_process()
     from hotspa_plugin.integrations.megatron.train_loop import TrainLoop
     from hotspa_plugin.report.console import TrainingProgress
 
+    device = torch.device(torch.cuda.current_device())
+    # Paths may be mounted elsewhere on another machine; what lies there is compared below.
+    said = config.model_dump(mode="json", exclude={"data": {"path", "tokenizer"}, "run": {"out"}})
+    check_agreement("the package versions", installed_versions(), device=device)
+    check_agreement("the configuration", flatten(said), device=device)
+    set_activity("start, reading the data")
     plan = choose_strategies(config, num_ranks=world_size, command=command)
     config = plan.config
-    check_agreement("the data", plan.source.fingerprint(), device=torch.device(torch.cuda.current_device()))
+    data = {
+        "content": plan.source.fingerprint(),
+        "sequences": len(plan.source.lengths),
+        "tokens": int(plan.source.lengths.sum()),
+        "padded vocabulary": plan.padded_vocab_size,
+    }
+    check_agreement("the data", data, device=device)
+    set_activity("start, building the model")
     out, record = Path(config.run.out), config.run.record
     trainer = build(plan, NullRecorder())
     loop = TrainLoop(
@@ -323,6 +338,7 @@ def train_rank(
         source=plan.source,
         sampler=make_sampler(plan),
         num_steps=config.run.steps,
+        check_every=config.run.check_every,
         save_every=config.run.save_every,
         folder=out,
     )

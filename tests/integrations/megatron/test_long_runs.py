@@ -7,6 +7,7 @@ import weakref
 import pytest
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, build_trainer, make_batch
 
+from . import long_run
 from .checks import NARROW, mostly_slow
 
 
@@ -89,3 +90,10 @@ def test_a_hundred_rounds_of_building_and_dropping_strategies(workers):
         assert set(alive) == {0}, alive
         assert len(set(files)) == 1, files
         assert max(resident[1:]) - resident[1] < 16 << 20, resident
+
+
+@pytest.mark.slow
+@pytest.mark.gloo
+def test_two_thousand_steps(tmp_path):
+    samples, sizes = long_run.run(tmp_path, 2000, 2)
+    long_run.check(samples, sizes, 2000)

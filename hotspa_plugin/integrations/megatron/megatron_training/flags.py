@@ -86,7 +86,7 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )  # fmt: skip
     group.add_argument(
         "--hotspa-check-every", type=int, default=0, metavar="STEPS",
-        help="compare parameter checksums of all copies every so many steps; 0: never",
+        help="every so many steps check switches, flushes and all copies of parameters for silent damage; 0: never",
     )  # fmt: skip
     group.add_argument(
         "--hotspa-mock-lengths", default=None, metavar="SPEC",

@@ -108,12 +108,14 @@ class HotRun:
         loop.assigner = self.assigner
         adapt = packed_forward_step if args.hotspa_packing == "packed" else None
         self.schedule = HotSwitchSchedule(loop, home, adapt=adapt)
+        self.schedule.is_checked = args.hotspa_check_every == 1
 
     def finish_step(self, iteration: int, grad_norm: float | None, learning_rate: float | None) -> None:
         """Notes what the schedule did in the step that ends as ``iteration``; collective."""
         args, result = self.get_args(), self.schedule.last_result
         self.log.add(result)
         self.records.finish_step(iteration - 1, result, grad_norm, learning_rate)
+        self.schedule.is_checked = args.hotspa_check_every > 0 and (iteration + 1) % args.hotspa_check_every == 0
         if args.hotspa_check_every and iteration % args.hotspa_check_every == 0:
             home = self.schedule.home
             if self._layout is None:
