@@ -15,6 +15,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import logger
 
+from hotspa_plugin.compatibility import check_start
 from hotspa_plugin.integrations.deepspeed import config_block, engine_config, refusals
 from hotspa_plugin.integrations.deepspeed.batches import GlobalBatchLoader
 from hotspa_plugin.integrations.deepspeed.config_block import HotspaBlock
@@ -72,6 +73,7 @@ def initialize(
     block = config_block.read_block(loaded) if loaded is not None else None
     if block is None:
         return _original_initialize(**passed_on)
+    check_start({"torch": torch.__version__, "deepspeed": deepspeed.__version__})
     if problems := refusals.find_problems(loaded):
         raise ValueError("hotspa cannot run with " + "; ".join(problems))
     _refuse_arguments(model=model, mpu=mpu, mesh_param=mesh_param, collate_fn=collate_fn)
