@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 # Optimizers whose update of an element depends on that element alone, so that shards may be updated apart.
 ELEMENTWISE_OPTIMIZERS = ("adam", "adamw", "adagrad", "lion", "sgd")
+
+# The beginnings of names, in lower case, of optimizers that look at whole tensors.
+_NOT_ELEMENTWISE = (
+    "lamb", "fusedlamb", "lars", "adafactor", "muon", "shampoo", "soap", "lbfgs", "galore", "onebit", "zerooneadam", "sparseadam",
+)  # fmt: skip
+# Read here, so what they are must be checked before DeepSpeed does.
+_BLOCKS = ("zero_optimization", "bf16", "bfloat16", "fp16", "optimizer", "scheduler", "tensor_parallel", "compile")
 
 _STRATEGIES_ELSEWHERE = "the pool decides how the model is split: take this setting out"
 _LOSSY = "gradients would no longer be exact: take this setting out"
@@ -41,7 +49,12 @@ _REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
 
 def find_problems(config: Mapping[str, Any]) -> list[str]:
     """One line for each setting of a DeepSpeed configuration that hot switching refuses; none where it fits."""
-    found = []
+    found = [f"{key}: 'auto' is filled in by other software; write a value" for key in _auto_keys(config)]
+    found += [
+        f"{key}: is {json.dumps(config[key], default=str)}, but must be a block {{...}}"
+        for key in _BLOCKS
+        if config.get(key) is not None and not isinstance(config[key], Mapping)
+    ]
     for path, advice in _REFUSED:
         value: Any = config
         for key in path:
@@ -55,13 +68,42 @@ def find_problems(config: Mapping[str, Any]) -> list[str]:
             why = (
                 "compresses gradients"
                 if "bit" in name.lower() or "zeroone" in name.lower()
-                else "does not update elementwise"
+                else "is not known to update elementwise"
             )
-            found.append(f"optimizer.type: {name} {why}: use one of Adam, AdamW, Adagrad, Lion, SGD")
-    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
-        if config.get(key) == "auto":
-            found.append(f"{key}: 'auto' is filled in by other software; write a number")
+            found.append(f"optimizer.type: {name or 'none given'} {why}: use one of Adam, AdamW, Adagrad, Lion, SGD")
+    clipping = config.get("gradient_clipping")
+    if clipping is not None and clipping != "auto" and not _is_number(clipping, at_least=0):
+        found.append(f"gradient_clipping: is {json.dumps(clipping)}, but must be a number of at least 0")
+    zero = config.get("zero_optimization")
+    stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
+    if stage != "auto" and (isinstance(stage, bool) or stage not in (0, 1, 2, 3)):
+        found.append(f"zero_optimization.stage: is {json.dumps(stage)}, but must be 0, 1, 2 or 3")
     return found
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raises ValueError for an optimizer of the user's own that is known to look beyond single elements."""
+    name = type(optimizer).__name__
+    if name.lower().startswith(_NOT_ELEMENTWISE):
+        raise ValueError(
+            f"optimizer: {name} does not update elementwise, and home's parameters lie in shards: use one of Adam, "
+            "AdamW, Adagrad, Lion, SGD"
+        )
+
+
+def _auto_keys(config: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key, value in config.items():
+        if value == "auto":
+            found.append(f"{prefix}{key}")
+        elif isinstance(value, Mapping):
+            found += _auto_keys(value, f"{prefix}{key}.")
+    return found
+
+
+def _is_number(value: Any, *, at_least: float) -> bool:
+    # A comparison with NaN is False, too.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= at_least
 
 
 def _is_used(key: str, value: Any) -> bool:

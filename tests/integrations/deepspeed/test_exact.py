@@ -77,7 +77,11 @@ def test_model_families(workers, reference, family, stage, pool, home, sizes):
 
 @pytest.mark.parametrize(
     ("preset", "stage", "pool", "home"),
-    [("tiny-llama", 0, POOL, "tp4"), ("tiny-gpt", 2, "tp1:128 tp2pp2:512 tp4:2048", "tp2pp2")],
+    [
+        pytest.param("tiny-llama", 0, POOL, "tp4", marks=pytest.mark.slow),
+        pytest.param("tiny-llama", 1, POOL, "tp2", marks=pytest.mark.slow),
+        ("tiny-gpt", 2, "tp1:128 tp2pp2:512 tp4:2048", "tp2pp2"),
+    ],
 )
 def test_megatron_models_equal_one_process(workers, preset, stage, pool, home):
     pytest.importorskip("megatron.core")
