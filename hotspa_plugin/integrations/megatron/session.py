@@ -43,9 +43,9 @@ class SwitchOptions:
 
     def said(self) -> dict[str, object]:
         """What all ranks must agree on, JSON-able; where plans are kept is each rank's own affair."""
-        nodes = None if self.node_of_rank is None else self.node_of_rank.tolist()
-        others = ("policy", "memory_budget_bytes", "cards_per_node", "order")
-        return {name: getattr(self, name) for name in others} | {"nodes": nodes, "overlap": dataclasses.asdict(self.overlap)}
+        said = {name: getattr(self, name) for name in ("policy", "memory_budget_bytes", "cards_per_node", "order")}
+        said["nodes"] = None if self.node_of_rank is None else self.node_of_rank.tolist()
+        return said | {"overlap": dataclasses.asdict(self.overlap)}
 
 
 class ParallelStates:
