@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -96,6 +97,8 @@ def enter(setup: Setup, contender: Contender, initial: str) -> None:
             torch.save(values, initial)
     dist.barrier()
     _entered[contender.name] = _Entered(trainer=trainer, stopwatch=stopwatch)
+    gc.collect()
+    gc.freeze()  # so that collecting garbage before every step does not look through all contenders
 
 
 def _megatron_trainer(setup: Setup, contender: Contender, stopwatch: Stopwatch) -> Any:
@@ -156,6 +159,7 @@ def leave(names: Sequence[str]) -> None:
     """On each rank: forgets contenders."""
     for name in names:
         _entered.pop(name, None)
+    gc.unfreeze()
 
 
 def step(name: str, number: int, lengths: np.ndarray) -> TimedStep:
