@@ -140,8 +140,8 @@ def _drawn(results) -> str:
         about = f"{result.model} on {result.num_ranks}, {result.context_tokens // 1024}K"
         for name, prediction in (("static", result.best_static), ("ours", result.ours)):
             mean = prediction.mean
-            parts = {"compute": mean.compute_s, "bubbles": mean.bubble_s, "switch": mean.switch_s, "flush": mean.flush_s,
-                     "reduction and optimizer": mean.reduce_s + mean.optimizer_s}  # fmt: skip
+            parts = {"compute": mean.compute_s, "bubbles": mean.bubble_s, "switch": mean.switch_s,
+                     "flush": mean.flush_s, "reduction and optimizer": mean.reduce_s + mean.optimizer_s}  # fmt: skip
             rows.append((f"{about}, {name}", parts))
     return bar_chart("seconds of a simulated step", rows, unit="s")
 

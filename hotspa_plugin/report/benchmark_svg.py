@@ -49,8 +49,8 @@ def length_histogram(title: str, lengths: Sequence[int], bounds: Mapping[str, in
     for index, count in enumerate(counts):
         tall = height * count / max(counts)
         about = tag("title", f"up to {2 ** (index / 2):,.0f} tokens: {count / len(lengths):.1%} of the sequences")
-        drawn.append(tag("rect", about, x=number(left + index * width), y=number(bottom - tall), width=number(width - 1),
-                         height=number(tall), fill=_COLOURS[0]))  # fmt: skip
+        place = {"x": number(left + index * width), "y": number(bottom - tall)}
+        drawn.append(tag("rect", about, **place, width=number(width - 1), height=number(tall), fill=_COLOURS[0]))
         if index % 4 == 0:
             drawn.append(_text(f"{2 ** (index // 2):,}", left + (index + 1) * width, bottom + 16, text_anchor="end"))
     drawn.append(_text(f"{max(counts) / len(lengths):.0%}", left - 6, _TOP + 10, text_anchor="end"))

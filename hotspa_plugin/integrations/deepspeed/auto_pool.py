@@ -1,4 +1,4 @@
-"""``"pool": "auto"`` and ``"assignment": "batch"`` in the ``hotspa`` block: planned from a profile before anything is built."""
+"""``"pool": "auto"`` and ``"assignment": "batch"`` in the ``hotspa`` block: planned before anything is built."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def _profile(block: HotspaBlock, model: Any, world_size: int) -> Profile:
         measured, given = getattr(profile.model, ours), getattr(config, theirs, None)
         if given is not None and measured != given:
             raise ValueError(
-                f"{KEY}.profile {block.profile} is of another model: its {ours} is {measured}, the model's {theirs} is {given}"
+                f"{KEY}.profile {block.profile} is of another model: its {ours} is {measured}, the model's {theirs} "
+                f"is {given}"
             )
     stages = []
     for stage in profile.stages:
@@ -74,7 +75,7 @@ def _profile(block: HotspaBlock, model: Any, world_size: int) -> Profile:
             continue
         stages.append(stage)
     if not stages:
-        raise ValueError(f"{KEY}.profile {block.profile} has no strategy that a Hugging Face model can be trained under")
+        raise ValueError(f"{KEY}.profile {block.profile} has no strategy that fits a Hugging Face model")
     return profile.model_copy(update={"stages": tuple(stages)})
 
 

@@ -77,7 +77,7 @@ class HotspaBlock(_Block):
         """Raises ValueError for keys that contradict each other."""
         if self.is_planned and self.profile is None:
             raise ValueError(
-                f"{KEY}.profile is missing: pool auto and assignment batch are planned with what hotspa profile measured"
+                f"{KEY}.profile is missing: pool auto and assignment batch need what hotspa profile measured"
             )
         if self.is_auto and (self.home is not None or self.micro_batch_tokens):
             given = "home" if self.home is not None else "micro_batch_tokens"

@@ -83,7 +83,7 @@ _entered: dict[str, _Entered] = {}  # this rank's contenders, kept from call to 
 
 
 def enter(setup: Setup, contender: Contender, initial: str) -> None:
-    """On each rank: builds a contender's trainer. The first one leaves its parameters in ``initial``, others load them."""
+    """On each rank: builds a contender's trainer. The first leaves its parameters in ``initial``, others load them."""
     prepare_process()
     from hotspa_plugin.integrations.megatron.bench_trainers import deepspeed_trainer, megatron_trainer
 
@@ -163,8 +163,8 @@ def run_workload(
     """Every contender trains every batch, in turn; the first batch warms up (a few sequences do for those that take part
     in few rounds) and is not kept.
 
-    Returns the timed steps by name, and why contenders were left out: those that failed to build, and those whose measured
-    memory went over the limit in any step. ``workers`` is a ``WorkerPool``.
+    Returns the timed steps by name, and why contenders were left out: those whose measured memory went over the limit in
+    any step. ``workers`` is a ``WorkerPool``.
     """
     here = __name__
     initial = str(Path(folder) / "initial.pt")

@@ -73,7 +73,8 @@ def held_bytes_of(trainer: Any) -> int:
     tensors = []
     if hasattr(trainer, "engine"):
         weights, wrapped = trainer.engine.weights, trainer.engine.deepspeed_engine
-        tensors += [*weights.parameters.values(), *weights.gradients.values(), *(p.data for p in wrapped.module.parameters())]
+        tensors += [*weights.parameters.values(), *weights.gradients.values()]
+        tensors += [parameter.data for parameter in wrapped.module.parameters()]
         optimizers = [wrapped.optimizer]
     else:
         for parameter in trainer.home.parameters.values():

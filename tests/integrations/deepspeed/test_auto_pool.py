@@ -21,7 +21,7 @@ def write_profile(path, *, num_layers=2):
 
     def stage(tp, pp, seconds, num_bytes):
         return StageFigures(tp=tp, pp=pp, a_s_per_token2=0, b_s_per_token=seconds, c_s=1e-5, origin="measured",
-                            activation_bytes_per_token=num_bytes, time_error=0.05)  # fmt: skip
+                            activation_bytes_per_token=num_bytes, time_error=0.05).model_dump()  # fmt: skip
 
     base = published_profile("llama-7b")
     memory = base.memory.model_copy(update={"device_bytes": 10**8, "reserved_bytes": 0, "parameter_bytes": 4,
@@ -31,7 +31,7 @@ def write_profile(path, *, num_layers=2):
             **base.model_dump(),
             "model": model.model_dump(),
             "machine": MachineFigures(name="none", ranks_per_node=4, num_ranks=4).model_dump(),
-            "stages": [s.model_dump() for s in (stage(1, 1, 1e-2, 1e6), stage(4, 1, 1e-1, 1e5), stage(2, 2, 1e-5, 1e5))],
+            "stages": [stage(1, 1, 1e-2, 1e6), stage(4, 1, 1e-1, 1e5), stage(2, 2, 1e-5, 1e5)],
             "memory": memory.model_dump(),
         }
     )
@@ -69,7 +69,8 @@ def test_skewed_lengths_get_a_pool_and_uniform_ones_a_static_strategy(tmp_path):
 
 def test_a_profile_of_another_model_is_refused(tmp_path):
     profile = write_profile(tmp_path / "profile.json", num_layers=4)
-    with pytest.raises(ValueError, match=r"hotspa\.profile .* of another model: its num_layers is 4.*num_hidden_layers is 2"):
+    said = r"hotspa\.profile .* of another model: its num_layers is 4.*num_hidden_layers is 2"
+    with pytest.raises(ValueError, match=said):
         planned("auto", profile, lengths=lengths_file(tmp_path))
 
 
