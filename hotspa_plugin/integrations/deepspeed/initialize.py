@@ -80,6 +80,8 @@ def initialize(
     if problems := refusals.find_problems(loaded):
         raise ValueError("hotspa cannot run with " + "; ".join(problems))
     _refuse_arguments(model=model, mpu=mpu, mesh_param=mesh_param, collate_fn=collate_fn)
+    if optimizer is None and not loaded.get("optimizer"):
+        raise ValueError("initialize: there is no optimizer: write an optimizer block, or pass optimizer")
     if not dist.is_initialized():
         deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
     return _initialize(

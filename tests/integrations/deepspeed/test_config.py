@@ -123,6 +123,13 @@ def test_files_that_cannot_be_read(tmp_path, text, message):
         ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: is 4"),
         ({"gradient_clipping": "1.0"}, 'gradient_clipping: is "1.0", but must be a number'),
         ({"gradient_clipping": -1}, "gradient_clipping: is -1"),
+        ({"steps_per_print": "x"}, 'steps_per_print: is "x"'),
+        ({"optimizer": {"type": "Adam", "params": {"lr": "1e-3"}}}, 'optimizer.params.lr: is "1e-3"'),
+        ({"bf16": {"enabld": True}}, "bf16.enabld: is not a known key; known are enabled"),
+        ({"bf16": {"enabled": "true"}}, 'bf16.enabled: is "true", but must be true or false'),
+        ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "bf16.bf16_optimizer_states"),
+        ({"data_types": {"grad_accum_dtype": "bf16"}}, 'data_types.grad_accum_dtype: is "bf16"'),
+        ({"zero_optimization": {"stage": 1, "cpu_offload": True}}, "zero_optimization.cpu_offload"),
     ],
 )
 def test_settings_that_cannot_be_exact_are_named(config, named):
