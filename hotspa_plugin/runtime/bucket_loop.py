@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -219,10 +220,11 @@ class BucketLoop:
             self.switcher.make_room_for_home()
         else:
             self._finish_flushes(step, runs, filter(None, [self.switcher.flush_in_the_way(label)]))
+            waited_from_ns = time.perf_counter_ns()
             with self._phase("switch", step, **run.about) as span:
                 busy = self.switcher.enter(label)
             run.switch_s, run.moved_there = span.seconds, self.switcher.switch_bytes(label)
-            run.switch_hidden_s = self._record_hidden("switch", step, run, busy, span.start_ns)
+            run.switch_hidden_s = self._record_hidden("switch", step, run, busy, waited_from_ns)
             if following is not None and not following.at_home:
                 self.switcher.prefetch(following.runner.label)
         with self._phase("compute", step, **run.about) as span:
@@ -239,10 +241,11 @@ class BucketLoop:
     def _finish_flushes(self, step: int, runs: Mapping[str, _BucketRun], labels: Iterable[str]) -> None:
         for label in list(labels):
             run = runs[label]
+            waited_from_ns = time.perf_counter_ns()
             with self._phase("flush", step, **run.about) as span:
                 busy = self.switcher.finish_flush(label)
             run.flush_s += span.seconds
-            run.flush_hidden_s = self._record_hidden("flush", step, run, busy, span.start_ns)
+            run.flush_hidden_s = self._record_hidden("flush", step, run, busy, waited_from_ns)
 
     def _record_hidden(
         self, name: str, step: int, run: _BucketRun, busy: Sequence[Interval], waited_from_ns: int
