@@ -37,7 +37,9 @@ class RankRange(click.ParamType):
 
 
 @click.command()
-@click.option("--cases", "num_cases", type=click.IntRange(min=1), default=90, show_default="90", metavar="N", help="How many.")
+@click.option(
+    "--cases", "num_cases", type=click.IntRange(min=1), default=90, show_default="90", metavar="N", help="How many."
+)
 @options.seed_option
 @click.option(
     "--ranks", "rank_range", type=RankRange(), default="2..8", show_default=True, metavar="2..8",
@@ -90,7 +92,11 @@ def fuzz(
     started_s = time.monotonic()
     with _Progress(len(cases)) as progress:
         campaign = Campaign(
-            cases=cases, timeout_s=timeout_s, shrink_s=shrink_s, on_outcome=progress.update, env=options.quiet_environment()
+            cases=cases,
+            timeout_s=timeout_s,
+            shrink_s=shrink_s,
+            on_outcome=progress.update,
+            env=options.quiet_environment(),
         )
         try:
             campaign.run()

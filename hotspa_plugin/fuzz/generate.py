@@ -11,6 +11,7 @@ from hotspa_plugin.resharding import POLICIES
 
 MISFIT_SHARE = 0.12  # of the cases: one thing in them is made wrong on purpose
 _FREEZABLE = ("embedding", "linear_qkv", "mlp", "layernorm", "layers.0.", "output_layer", "linear_proj")
+_MISTAKES = ("heads", "groups", "ffn", "layers", "ranks", "home", "bounds", "twice", "length", "positions", "odd")
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 23, 31, 41, 53, 67, 89, 113, 127)
 
 
@@ -141,7 +142,7 @@ def _draw_lengths(draw: random.Random, bounds: list[int]) -> tuple[int, ...]:
 def _spoil(draw: random.Random, settings: dict[str, Any], bounds: list[int]) -> None:
     """Makes one thing wrong, or nearly wrong."""
     model = settings["model"]
-    what = draw.choice(("heads", "groups", "ffn", "layers", "ranks", "home", "bounds", "twice", "length", "positions", "odd"))
+    what = draw.choice(_MISTAKES)
     if what == "heads":
         model["num_attention_heads"] += 1
     elif what == "groups":

@@ -99,7 +99,8 @@ def _run_step(workers: WorkerPool, case: FuzzCase, timeout_s: float) -> Outcome:
     refusals = [answer["refused"] for answer in answers if "refused" in answer]
     if refusals:
         if len(refusals) < len(answers):
-            return Outcome(case=case, status=Status.LATE, detail=f"refused on {len(refusals)} ranks only: {refusals[0]}")
+            some = f"refused on {len(refusals)} ranks only: {refusals[0]}"
+            return Outcome(case=case, status=Status.LATE, detail=some)
         return outcome.refused(case, refusals[0])
     if case.dtype == "fp32" and any(not error <= FP32_BOUND for row in rows for _, error in row["errors"]):
         answers, rows = _verify(workers, dataclasses.replace(verify, keep_static=True), timeout_s)
@@ -112,7 +113,9 @@ def _run_step(workers: WorkerPool, case: FuzzCase, timeout_s: float) -> Outcome:
     return Outcome(case=case, status=Status.WRONG, detail="; ".join(report["problems"]))
 
 
-def _verify(workers: WorkerPool, case: VerifyCase, timeout_s: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _verify(
+    workers: WorkerPool, case: VerifyCase, timeout_s: float
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What the ranks answered, and the reference's rows where none of them refused."""
     with tempfile.TemporaryDirectory(prefix="hotspa-fuzz-") as folder:
         answers = workers.run(f"{_WORKER}:run_ranks", case=case, folder=folder, timeout_s=timeout_s)

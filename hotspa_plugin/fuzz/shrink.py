@@ -27,7 +27,9 @@ _PLAIN_MODEL = {
     "positions": "rope",
     "make_vocab_size_divisible_by": 1,
 }
-_SIZES = ("num_layers", "ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups", "head_dim", "hidden_size")
+_SIZES = (
+    "num_layers", "ffn_hidden_size", "vocab_size", "num_attention_heads", "num_query_groups", "head_dim", "hidden_size",
+)  # fmt: skip
 
 
 def shrink(

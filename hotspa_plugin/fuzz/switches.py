@@ -112,7 +112,8 @@ class _World:
         for rank in self._ranks:
             for shard in layout.shards(rank):
                 name = layout.tensors[shard.tensor].name
-                if not torch.equal(shard_view(parameters[rank][shard.parameter], shard), _part(self._values[name], shard)):
+                found = shard_view(parameters[rank][shard.parameter], shard)
+                if not torch.equal(found, _part(self._values[name], shard)):
                     raise WrongNumbers(f"after the switch to {label}, rank {rank} holds a wrong {name} {shard.region}")
 
     def flush(self, label: str, seed: int) -> None:

@@ -24,6 +24,7 @@ Tensors = Mapping[str, torch.Tensor]
 _ROUNDING = 1e-5
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_SHOWN = 5
+_WAY_OUT = "Go on from the last checkpoint"
 
 
 class SilentDamage(RuntimeError):
@@ -53,7 +54,7 @@ def fingerprints(layout: ShardLayout, rank: int, local: Tensors, *, when: str) -
             if digest != expected:
                 differing.append(f"{key[0]} (ranks {holder} and {other})")
     if differing:
-        raise SilentDamage(f"{when}: copies differ: {_listed(differing)}. Go on from the last checkpoint")
+        raise SilentDamage(f"{when}: copies differ: {_listed(differing)}. {_WAY_OUT}")
     sums: dict[str, int] = {}
     for (name, _, _), (_, digest) in first.items():
         sums[name] = (sums.get(name, 0) + digest) % 2**64
@@ -78,9 +79,8 @@ def gradient_sums(layout: ShardLayout, rank: int, local: Tensors) -> dict[str, t
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     names = dict.fromkeys(name for sums in everyone for name in sums)
-    return {
-        name: tuple(math.fsum(sums[name][part] for sums in everyone if name in sums) for part in (0, 1)) for name in names
-    }
+    parts = {name: [sums[name] for sums in everyone if name in sums] for name in names}
+    return {name: tuple(map(math.fsum, zip(*found, strict=True))) for name, found in parts.items()}
 
 
 def check_flush(
@@ -95,12 +95,12 @@ def check_flush(
         parts = [before.get(name, (0.0, 0.0)), brought.get(name, (0.0, 0.0))]
         for what, (_, part) in zip(("at home before", "of the strategy"), parts, strict=True):
             if not math.isfinite(part):
-                raise SilentDamage(f"{when}: the gradient of {name} {what} is not finite. Go on from the last checkpoint")
+                raise SilentDamage(f"{when}: the gradient of {name} {what} is not finite. {_WAY_OUT}")
         expected, scale = math.fsum(s for s, _ in parts), math.fsum(n for _, n in parts)
         if not (math.isfinite(norm) and abs(signed - expected) <= _ROUNDING * scale):
             raise SilentDamage(
                 f"{when}: the gradient of {name} did not come home: it adds up to {signed:.9g}, not to {expected:.9g}, "
-                f"with a norm of {norm:.9g} after {scale:.9g}. Go on from the last checkpoint"
+                f"with a norm of {norm:.9g} after {scale:.9g}. {_WAY_OUT}"
             )
 
 
@@ -108,7 +108,7 @@ def check_fingerprints(expected: Mapping[str, int], found: Mapping[str, int], *,
     """Raises SilentDamage naming the tensors of ``found`` that are not the same as in ``expected``."""
     wrong = [name for name in expected if found.get(name) != expected[name]]
     if wrong:
-        raise SilentDamage(f"{when}: parameters are not those of home: {_listed(wrong)}. Go on from the last checkpoint")
+        raise SilentDamage(f"{when}: parameters are not those of home: {_listed(wrong)}. {_WAY_OUT}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,21 +142,18 @@ class CheckedSwitcher:
                 self._home.layout, self._rank, self._home.parameters, when=f"step {self._step}, at home"
             )
         when, there = f"step {self._step}, after the switch to {label}", self._other(label)
-        check_fingerprints(self._at_home, fingerprints(there.layout, self._rank, there.parameters, when=when), when=when)
+        found = fingerprints(there.layout, self._rank, there.parameters, when=when)
+        check_fingerprints(self._at_home, found, when=when)
         return moved
 
-    def flush(self, label: str) -> Any:
-        """The inner switcher's, whose gradients must all have come home."""
-        return self._checked_flush(label, lambda: self._inner.flush(label))
-
-    def _checked_flush(self, label: str, flush: Callable[[], Any]) -> Any:
+    def start_flush(self, label: str) -> None:
+        """The inner switcher's whole flush, nothing beside it, after which all gradients must have come home."""
         there = self._other(label)
         before = gradient_sums(self._home.layout, self._rank, self._home.gradients)
         brought = gradient_sums(there.layout, self._rank, there.gradients)
-        moved = flush()
+        self._inner.flush(label)
         after = gradient_sums(self._home.layout, self._rank, self._home.gradients)
         check_flush(before, brought, after, when=f"step {self._step}, after the flush from {label}")
-        return moved
 
 
 def _shards(layout: ShardLayout, rank: int, local: Tensors) -> Iterator[tuple[str, Shard]]:

@@ -66,7 +66,8 @@ def _tensor_parallel_misfit(tp: int, model: ModelShape, split_query_groups: bool
         rule = "neither divides nor is a multiple of" if split_query_groups else "does not divide"
         return f"{rule} the {groups} query groups (num_query_groups)"
     if (rows := model.query_size + 2 * model.key_value_size) % tp:
-        return f"does not divide the {rows} rows of queries, keys and values (num_query_groups {groups}, head_dim {model.head_dim})"
+        sizes = f"num_query_groups {groups}, head_dim {model.head_dim}"
+        return f"does not divide the {rows} rows of queries, keys and values ({sizes})"
     if model.ffn_hidden_size % tp:
         return f"does not divide the {model.ffn_hidden_size} columns of the MLP (ffn_hidden_size)"
     return None

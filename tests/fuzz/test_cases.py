@@ -60,10 +60,13 @@ def test_switches_by_loopback():
 
 # Found by fuzzing, and kept.
 FOUND = {
-    "a round took 8 bytes over its budget": case(model={"head_dim": 1, "positions": "learned"}, switch_memory_bytes=3000),
+    "a round took 8 bytes over its budget": case(
+        model={"head_dim": 1, "positions": "learned"}, switch_memory_bytes=3000
+    ),
     "rotary positions with an odd head_dim": case(model={"head_dim": 1}),
     "rows of queries, keys and values that tp does not divide": case(
-        num_ranks=8, pool=("tp1:36", "tp8:91"), home="tp1", model={"num_attention_heads": 8, "head_dim": 2, "num_layers": 1},
+        num_ranks=8, pool=("tp1:36", "tp8:91"), home="tp1",
+        model={"num_attention_heads": 8, "head_dim": 2, "num_layers": 1},
     ),
 }  # fmt: skip
 
@@ -102,7 +105,11 @@ def test_a_mistake_is_found_made_small_and_replayed(monkeypatch, capsys):
 
 def test_shrinking_keeps_what_the_failure_needs():
     big = case(kind="step", lengths=((3, 90, 17, 8), (64, 1)), model={"linear_bias": True})
-    small = shrink(big, lambda one: any(length > 60 for step in one.lengths for length in step) and one.model["linear_bias"])
+
+    def fails(one):
+        return one.model["linear_bias"] and any(length > 60 for step in one.lengths for length in step)
+
+    small = shrink(big, fails)
     assert small.lengths == ((61,),) and small.model["linear_bias"] and small.num_ranks == 1
 
 

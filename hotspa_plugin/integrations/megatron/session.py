@@ -41,6 +41,12 @@ class SwitchOptions:
     order: str = "auto"  # auto, ascending, descending: of the others' buckets
     plan_cache: PlanCache | None = None
 
+    def said(self) -> dict[str, object]:
+        """What all ranks must agree on, JSON-able; where plans are kept is each rank's own affair."""
+        said = {name: getattr(self, name) for name in ("policy", "memory_budget_bytes", "cards_per_node", "order")}
+        said["nodes"] = None if self.node_of_rank is None else self.node_of_rank.tolist()
+        return said | {"overlap": dataclasses.asdict(self.overlap)}
+
 
 class ParallelStates:
     """The group sets of all strategies of a pool, made at start through one registry."""
@@ -123,10 +129,7 @@ def build_bucket_loop(
     surroundings = surroundings or [contextlib.nullcontext] * len(pool.strategies)
     make_runner = make_runner or functools.partial(MegatronRunner, seed=seed)
     # All ranks plan alike from alike layouts: what differs here would send a message that nobody awaits.
-    options = dataclasses.asdict(switch)
-    options["node_of_rank"] = None if switch.node_of_rank is None else switch.node_of_rank.tolist()
-    del options["plan_cache"]  # each machine's own place
-    check_agreement("how to switch", {**options, "packing": packing, "seed": seed}, device=device)
+    check_agreement("how to switch", {**switch.said(), "packing": packing, "seed": seed}, device=device)
     everyone = [
         home if index == pool.home_index else _build_bare(states, index, build_model, surroundings[index])
         for index in range(len(pool.strategies))

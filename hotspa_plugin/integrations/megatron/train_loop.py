@@ -68,9 +68,9 @@ class TrainLoop:
             started_s = time.perf_counter()
             with recorder.span("plan", step=step, part="sample"):
                 batch = SequenceBatch(step=step, source=self.source, indices=self.sampler.next_batch())
+                _check_order(batch, device)
                 if self.prepare is not None and step + 1 < self.num_steps:
                     self.prepare(self.source.lengths[self.sampler.peek()])
-                _check_order(batch, device)
             is_checked = self.check_every > 0 and (step + 1) % self.check_every == 0
             if self.check_every:
                 self.trainer.schedule.is_checked = is_checked

@@ -317,7 +317,8 @@ def train_rank(
 
     device = torch.device(torch.cuda.current_device())
     # Paths may be mounted elsewhere on another machine; what lies there is compared below.
-    said = config.model_dump(mode="json", exclude={"data": {"path", "tokenizer"}, "run": {"out"}})
+    places = {"data": {"path", "tokenizer"}, "run": {"out", "profile", "plan_cache"}}
+    said = config.model_dump(mode="json", exclude=places)
     check_agreement("the package versions", installed_versions(), device=device)
     check_agreement("the configuration", flatten(said), device=device)
     set_activity("start, reading the data")

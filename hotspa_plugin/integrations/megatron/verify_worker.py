@@ -69,8 +69,10 @@ def make_spec(case: VerifyCase, world_size: int):
     pool = StrategyPool.parse(case.pool, home=case.home)
     longest = max((length for step in case.lengths for length in step), default=0)
     if longest > pool.bounds_tokens[-1]:
-        raise ValueError(f"a sequence has {longest} tokens, over the pool's last bound {pool.bounds_tokens[-1]}: raise the "
-                         "bound or leave the sequence out")
+        raise ValueError(
+            f"a sequence has {longest} tokens, over the pool's last bound {pool.bounds_tokens[-1]}: raise the bound or "
+            "leave the sequence out"
+        )
     vocab_size = padded_vocab_size(case.vocab_size, case.make_vocab_size_divisible_by, pool.strategies)
     model = ModelConfig.model_validate({"preset": case.model, **case.model_changes})
     spec = GPTSpec.from_config(model, padded_vocab_size=vocab_size, max_positions=max(pool.bounds_tokens))

@@ -72,8 +72,9 @@ def _watch(fault: Fault) -> None:
 
     def set_activity(text: str) -> None:
         original(text)
+        in_step = text.startswith(f"step {fault.step}, ")
         for phase in sorted(awaited):
-            if PHASES[phase].format(step=fault.step) in text and (phase == "start" or text.startswith(f"step {fault.step}, ")):
+            if PHASES[phase].format(step=fault.step) in text and (in_step or phase == "start"):
                 awaited.discard(phase)
                 if phase == "checkpoint write":
                     checkpoint.torch.save = functools.partial(_save_half, fault, checkpoint.torch.save)

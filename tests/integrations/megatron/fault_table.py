@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.integrations.megatron.fault_run import PHASES
@@ -26,7 +26,7 @@ GRACE_S = 10.0  # to notice, settle and end processes on a busy machine
 NUM_RANKS, RANK, STEP, NUM_STEPS = 4, 2, 3, 6
 POOL = "tp1:32 tp2:64 tp2pp2:256"
 CONFIG = f"""
-model: {{preset: tiny-llama, num_layers: 2, hidden_size: 32, num_attention_heads: 4, num_query_groups: 4, ffn_hidden_size: 32}}
+model: {{num_layers: 2, hidden_size: 32, num_attention_heads: 4, ffn_hidden_size: 32}}
 pool: POOL
 data: {{source: folder, path: data, global_batch_sequences: 12}}
 run: {{steps: {NUM_STEPS}, save_every: 2, timeout_s: {TIMEOUT_S}, device: cpu, out: OUT}}
@@ -77,7 +77,8 @@ def losses(out: Path) -> list[float]:
 
 
 def train_with_fault(folder: Path, out: str, kind: str, phase: str, *, slow_s: float = SLOW_S) -> Ending:
-    fault = {"kind": kind, "phase": phase, "rank": RANK, "step": STEP, "struck": str(folder / f"{out}.struck"), "slow_s": slow_s}
+    struck = folder / f"{out}.struck"
+    fault = {"kind": kind, "phase": phase, "rank": RANK, "step": STEP, "struck": str(struck), "slow_s": slow_s}
     process = start(folder, out, [], ["tests.integrations.megatron.fault_run", json.dumps(fault)])
     try:
         _, errors = process.communicate(timeout=300)
@@ -86,7 +87,6 @@ def train_with_fault(folder: Path, out: str, kind: str, phase: str, *, slow_s: f
         left = processes_of_session(process.pid)
         if process.poll() is None:
             process.kill()
-    struck = folder / f"{out}.struck"
     assert struck.exists(), f"the fault never struck, exit code {process.returncode}: {errors}"
     pointer = folder / out / "checkpoints" / "latest"
     return Ending(
@@ -134,8 +134,8 @@ def example(message: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--results", type=Path, required=True, help="JSON that is added to, so that it can be made in parts")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time: while one waits for its timeout, another starts")
+    parser.add_argument("--results", type=Path, required=True, help="JSON; what is in it is not run again")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--phases", nargs="*", default=list(PHASES))
     chosen = parser.parse_args()
@@ -149,24 +149,34 @@ def main() -> None:
             kind, phase = fault
             return kind, phase, train_with_fault(folder, f"{kind}-{phase.replace(' ', '-')}", kind, phase)
 
-        for kind, phase, ending in pool.map(run, wanted):
-            print(f"{kind} {phase}: {ending.seconds:.1f} s\n{example(ending.message)}", flush=True)
-            check(ending, kind, phase)
+        num_wrong = 0
+        for running in as_completed([pool.submit(run, fault) for fault in wanted]):
+            try:
+                kind, phase, ending = running.result()
+                print(f"{kind} {phase}: {ending.seconds:.1f} s\n{example(ending.message)}", flush=True)
+                check(ending, kind, phase)
+            except AssertionError as error:
+                num_wrong += 1
+                print(f"WRONG: {error}", flush=True)
+                continue
             results.setdefault(phase, {})[kind] = {"seconds": round(ending.seconds, 1), "message": ending.message}
             chosen.results.write_text(json.dumps(results, indent=1))
+    if num_wrong:
+        sys.exit(f"{num_wrong} of {len(wanted)} runs did not end as they must")
     if chosen.out:
         chosen.out.write_text(page(results))
 
 
 def page(results: dict) -> str:
     rows = [
-        f"| {phase} | " + " | ".join(f"{results[phase][kind]['seconds']:.1f}" for kind in KINDS) + " |" for phase in PHASES
+        " | ".join([f"| {phase}", *(f"{results[phase][kind]['seconds']:.1f}" for kind in KINDS)]) + " |"
+        for phase in PHASES
     ]
     return f"""# Faults
 
-One of {NUM_RANKS} ranks of `hotspa train` (gloo, CPU, pool `tp1:32 tp2:64 tp2pp2:256`, `run.timeout_s: {TIMEOUT_S:g}`) is killed,
-stopped, or slow for three times the timeout, as it enters a phase of step {STEP}. Seconds until the command has ended,
-with all its processes:
+One of {NUM_RANKS} ranks of `hotspa train` (gloo, CPU, pool `{POOL}`, `run.timeout_s: {TIMEOUT_S:g}`) is
+killed, stopped, or slow for three times the timeout, as it enters a phase of step {STEP}. Seconds until the command has
+ended, with all its processes:
 
 | phase | {" | ".join(KINDS.values())} |
 | --- | ---: | ---: | ---: |
@@ -179,8 +189,8 @@ message begins with the rank at fault and names step, phase, bucket and strategy
 
 {example(results["parameter switch"]["stop"]["message"])}
 
-Made by `python -m tests.integrations.megatron.fault_table`; `tests/integrations/megatron/test_broken_runs.py` holds it to
-that, and resumes such runs: their losses are those of an unbroken run.
+Made by `python -m tests.integrations.megatron.fault_table`; `tests/integrations/megatron/test_broken_runs.py` tries some of
+them, and resumes such runs: their losses are those of an unbroken run.
 """
 
 

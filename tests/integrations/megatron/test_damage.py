@@ -80,15 +80,11 @@ def change_home_during_a_flush(patch, trainer):
 
 def nan_in_a_strategy(patch, trainer):
     parameter = _parameter(trainer, "tp2", "decoder.layers.0.mlp.linear_fc2.weight")
-    runner = next(runner for runner in trainer.loop.runners if runner.label == "tp2")
-    run = runner.run
 
-    def harmed(*args, **kwargs):
-        result = run(*args, **kwargs)
+    def spoil():
         parameter.main_grad[0, 0] = float("nan")
-        return result
 
-    patch.setattr(runner, "run", harmed)
+    _after(patch, trainer.loop.switcher, "enter", "tp2", spoil)
 
 
 def change_a_copy_at_home(patch, trainer):
