@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from hotspa_plugin import cpu
 from hotspa_plugin.config import TrainingConfig
 from hotspa_plugin.integrations.megatron.gpt import GPTSpec
 from hotspa_plugin.integrations.megatron.home import OptimizerSettings
@@ -43,6 +45,8 @@ def deepspeed_trainer(setup: Setup, contender: Contender, stopwatch: Stopwatch) 
     """The same model and optimizer under DeepSpeed's engine with ZeRO 1."""
     from hotspa_plugin.integrations.deepspeed.process import prepare_process as prepare_deepspeed
 
+    if cpu.is_enabled():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # the redirected calls would look like CUDA to DeepSpeed
     prepare_deepspeed()
     from hotspa_plugin.integrations.deepspeed.trainer import DeepSpeedTrainer
 

@@ -14,6 +14,7 @@ CONFIG = """
 model: {{num_layers: 2, hidden_size: 32, num_attention_heads: 4, ffn_hidden_size: 64}}
 pool: auto
 data: {{source: jsonl, path: {data}, global_batch_sequences: 8, shuffle: false}}
+optimizer: {{decay_style: constant}}
 run: {{steps: {steps}, out: {out}, profile: {profile}, save_every: 1, resume: {resume}{further}}}
 """
 
