@@ -45,6 +45,8 @@ SLOW, SLOW_ROUNDS = 3.0, 2
 @options.device_option
 @options.timeout_option
 @shared.json_option
+@click.option("--pictures", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Folder for SVG pictures: tokens per second, and lengths with bounds.")  # fmt: skip
 def bench_train(
     model_name: str,
     num_ranks: int,
@@ -63,6 +65,7 @@ def bench_train(
     device: str,
     timeout_s: float,
     json_path: Path | None,
+    pictures: Path | None,
 ) -> None:
     """Measure hot switching against static strategies and stock.
 
@@ -127,6 +130,8 @@ def bench_train(
                 entry["predicted_step_s"] = predicted.get(entry["name"])
             results.append(result)
             _print(result, print_table)
+            if pictures is not None:
+                _draw(pictures, result, batches, contenders)
     if json_path is not None:
         shared.write_json(
             json_path,
@@ -144,6 +149,21 @@ def bench_train(
                 "workloads": results,
             },
         )
+
+
+def _draw(folder: Path, result: dict[str, Any], batches: list[Any], contenders: list[Contender]) -> None:
+    from hotspa_plugin.report.benchmark_svg import bar_chart, length_histogram
+
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{result['name']}-{result['nodes']}-nodes"
+    measured = sorted((r for r in result["runs"] if "tokens_per_s" in r), key=lambda r: -r["tokens_per_s"])
+    rows = [(r["name"], {r["kind"]: r["tokens_per_s"]}) for r in measured]
+    shared.write_text(folder / f"tokens-{name}.svg", bar_chart(f"{result['name']}: tokens per second", rows, unit=""))
+    (hot,) = [c for c in contenders if c.kind == "hot"]
+    bounds = {str(entry.strategy): entry.bound_tokens for entry in hot.pool.entries}
+    lengths = [int(length) for batch in batches for length in batch]
+    picture = length_histogram(f"{result['name']}: sequences by length in tokens", lengths, bounds)
+    shared.write_text(folder / f"lengths-{name}.svg", picture)
 
 
 def _check_nodes(profile: Profile, num_ranks: int, num_nodes: int) -> None:

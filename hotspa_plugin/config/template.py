@@ -45,7 +45,7 @@ data:
   global_batch_tokens: null   # instead of sequences
   packing: packed             # packed, padded
   longest_tokens: null        # with pool auto, longer sequences are overlong; null: none is
-  assignment: null            # who trains what: bounds (the pool's), batch (each batch's own); null: batch with pool auto
+  assignment: null            # by bounds (the pool's) or batch (each batch's own); null: batch with pool auto
   shuffle: true
   seed: null                  # null: run.seed
 

@@ -125,8 +125,8 @@ class RecordConfig(Section):
 class RunConfig(Section):
     """How long, where to, in which type. ``switch_memory_mb`` bounds the extra memory of one switch (MiB).
 
-    ``profile`` and ``memory_limit_gb`` (10^9 bytes of a rank; None: the machine's) are for what is planned: ``pool: auto``
-    and ``data.assignment: batch``. A profile that is not there is measured at start, and kept in that place (None: in
+    ``profile`` and ``memory_limit_gb`` (10^9 bytes of a rank; None: the machine's) are for what is planned:
+    ``pool: auto`` and ``data.assignment: batch``. A profile that is not there is measured at start, and kept in that place (None: in
     the user's cache folder).
     """
 
@@ -150,7 +150,7 @@ class RunConfig(Section):
 
 
 class TrainingConfig(Section):
-    """All that ``hotspa train`` needs. ``pool``, unless it is ``auto``, and ``home`` are read into ``strategy_pool``."""
+    """All that ``hotspa train`` needs. ``pool``, unless it is ``auto``, and ``home`` make ``strategy_pool``."""
 
     model: ModelConfig = pydantic.Field(default_factory=lambda: ModelConfig.model_validate({}))
     pool: str | list | dict = DEFAULT_POOL
@@ -166,11 +166,15 @@ class TrainingConfig(Section):
         else:
             StrategyPool.from_config(self.pool, home=self.home)
             if self.data.longest_tokens is not None:
-                raise ValueError("data.longest_tokens is for pool auto: the pool's last bound says how long sequences may be")
+                raise ValueError(
+                    "data.longest_tokens is for pool auto: the pool's last bound says how long sequences may be"
+                )
         if not self.is_planned:
             for name in ("profile", "memory_limit_gb"):
                 if getattr(self.run, name) is not None:
-                    raise ValueError(f"run.{name} is given, but nothing is planned: write pool: auto, or data.assignment: batch")
+                    raise ValueError(
+                        f"run.{name} is given, but nothing is planned: write pool: auto, or data.assignment: batch"
+                    )
         optimizer = self.optimizer
         if optimizer.warmup_steps > (optimizer.decay_steps or self.run.steps):
             raise ValueError(
@@ -184,8 +188,8 @@ class TrainingConfig(Section):
             raise ValueError(f"home {self.home} is given, but pool auto chooses its home: leave it out")
         if self.data.overlong != "error" and self.data.longest_tokens is None:
             raise ValueError(
-                f"data.longest_tokens is missing: with pool auto, overlong {self.data.overlong} must know from which length "
-                "on, in tokens"
+                f"data.longest_tokens is missing: with pool auto, overlong {self.data.overlong} must know from which "
+                "length on, in tokens"
             )
 
     @property

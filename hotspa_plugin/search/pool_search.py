@@ -115,15 +115,17 @@ class PoolSearch:
         return self._tables.cuts_tokens
 
     def _grid(self) -> np.ndarray:
-        steps = int(np.ceil(np.log(self._longest / GRID_START_TOKENS) / np.log(GRID_STEP)))
-        regular = np.rint(GRID_START_TOKENS * GRID_STEP ** np.arange(max(steps, 0)) / 64) * 64
+        start = max(1, min(GRID_START_TOKENS, self._longest // 16))
+        unit = max(1, start // 2)
+        steps = int(np.ceil(np.log(self._longest / start) / np.log(GRID_STEP)))
+        regular = np.rint(start * GRID_STEP ** np.arange(max(steps, 0)) / unit) * unit
         capacities = {
-            self._model.memory.capacity_tokens(s, h, hot=True) // 64 * 64
+            self._model.memory.capacity_tokens(s, h, hot=True) // unit * unit
             for h in self._candidates
             for s in self._candidates
         }
         # What strategies can hold beside some home matters as a bound; a few representatives suffice.
-        inside = np.array(sorted(c for c in capacities if GRID_START_TOKENS < c < self._longest))
+        inside = np.array(sorted(c for c in capacities if start < c < self._longest))
         chosen = inside[np.linspace(0, len(inside) - 1, min(len(inside), 16)).astype(int)] if len(inside) else inside
         cuts = np.unique(np.concatenate([[0], regular, chosen, [self._longest]])).astype(np.int64)
         return cuts[cuts <= self._longest]

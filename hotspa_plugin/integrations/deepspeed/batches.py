@@ -202,6 +202,13 @@ class GlobalBatchLoader:
     """
 
     def __init__(self, dataset: Any, *, num_sequences: int, seed: int, shuffle: bool = True) -> None:
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise ValueError(
+                f"training_data: a {type(dataset).__name__} has no length or no items by number; pass batches to "
+                "train_batch instead"
+            )
+        if not len(dataset):
+            raise ValueError("training_data: is empty")
         self.dataset = dataset
         self._num_sequences = num_sequences
         # Batches are counted in sequences, so the sampler need not know lengths.

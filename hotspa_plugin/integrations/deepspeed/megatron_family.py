@@ -39,7 +39,12 @@ class MegatronFamily:
         self.home_grid = self._states.grids[self.pool.home_index]
         torch.manual_seed(block.seed)  # so that replicas start alike
         with self._states.home.active():
-            chunks = list(build(self.pool.home, True))
+            chunks = build(self.pool.home, True)
+        if not isinstance(chunks, list) or not all(isinstance(chunk, MegatronModule) for chunk in chunks):
+            raise ValueError(
+                f"model: the builder returned {type(chunks).__name__}, but must return a list of Megatron-core modules, "
+                "this rank's model chunks"
+            )
         for chunk in chunks:
             chunk.train()
             wrong = [name for name, p in chunk.named_parameters() if p.dtype is not dtype]

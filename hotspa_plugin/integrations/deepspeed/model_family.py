@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from hotspa_plugin.integrations.deepspeed import hugging_face
 from hotspa_plugin.integrations.deepspeed.config_block import HotspaBlock
@@ -65,12 +65,12 @@ def open_family(
     """The family that ``model`` belongs to. Raises ValueError for a model of neither kind."""
     if isinstance(model, (PreTrainedModel, PretrainedConfig)):
         return HuggingFaceFamily(model, pool, block, dtype=dtype, device=device)
-    if callable(model) and not isinstance(model, torch.nn.Module):
+    if callable(model) and not isinstance(model, (torch.nn.Module, type)):
         from hotspa_plugin.integrations.deepspeed.megatron_family import MegatronFamily
 
         return MegatronFamily(model, pool, block, dtype=dtype, device=device)
     raise ValueError(
-        f"model: {type(model).__name__} can be trained by DeepSpeed, but not switched: pass a Hugging Face causal "
+        f"model: {model.__name__ if isinstance(model, type) else type(model).__name__} can be trained by DeepSpeed, but not switched: pass a Hugging Face causal "
         "language model (or its configuration), or a builder of Megatron-core models, "
         "build(strategy, initialize)"
     )
@@ -96,6 +96,8 @@ class HuggingFaceFamily:
         self.pool, self._given = pool, given
         model = given
         if isinstance(given, PretrainedConfig):
+            if type(given) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+                raise ValueError(f"model: {type(given).__name__} describes no causal language model of transformers")
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(given)
         check_model(model)

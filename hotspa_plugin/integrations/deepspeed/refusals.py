@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Optimizers whose update of an element depends on that element alone, so that shards may be updated apart.
@@ -13,6 +13,17 @@ ELEMENTWISE_OPTIMIZERS = ("adam", "adamw", "adagrad", "lion", "sgd")
 _NOT_ELEMENTWISE = (
     "lamb", "fusedlamb", "lars", "adafactor", "muon", "shampoo", "soap", "lbfgs", "galore", "onebit", "zerooneadam", "sparseadam",
 )  # fmt: skip
+_BF16_KEYS = (
+    "enabled", "immediate_grad_update", "check_grad_overflow", "bf16_master_weights_and_grads", "bf16_optimizer_states",
+)  # fmt: skip
+# Numbers that would only be missed in the middle of a step, and the least that each may be.
+_NUMBERS = (
+    (("gradient_clipping",), 0.0),
+    (("steps_per_print",), 0.0),
+    (("optimizer", "params", "lr"), 0.0),
+    (("optimizer", "params", "eps"), 0.0),
+    (("optimizer", "params", "weight_decay"), 0.0),
+)
 # Read here, so what they are must be checked before DeepSpeed does.
 _BLOCKS = ("zero_optimization", "bf16", "bfloat16", "fp16", "optimizer", "scheduler", "tensor_parallel", "compile")
 
@@ -43,6 +54,10 @@ _REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("zero_optimization", "mics_shard_size"), "MiCS is not supported: use ZeRO 1 or 2"),
     (("zero_optimization", "offload_param"), "home's parameters stay on the device here, so offloading saves nothing"),
     (("zero_optimization", "offload_optimizer"), "optimizer offload is not supported"),
+    (("zero_optimization", "cpu_offload"), "optimizer offload is not supported"),
+    (("zero_optimization", "cpu_offload_params"), "home's parameters stay on the device here"),
+    (("bf16", "bf16_master_weights_and_grads"), "home's weights and gradients are fp32: take this setting out"),
+    (("bf16", "bf16_optimizer_states"), "home's optimizer state is fp32: take this setting out"),
     (("zero_optimization", "zenflow"), _LOSSY),
 )
 
@@ -56,10 +71,7 @@ def find_problems(config: Mapping[str, Any]) -> list[str]:
         if config.get(key) is not None and not isinstance(config[key], Mapping)
     ]
     for path, advice in _REFUSED:
-        value: Any = config
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if _is_used(path[-1], value):
+        if _is_used(path[-1], _look_up(config, path)):
             found.append(f"{'.'.join(path)}: {advice}")
     optimizer = config.get("optimizer")
     if isinstance(optimizer, Mapping):
@@ -71,13 +83,29 @@ def find_problems(config: Mapping[str, Any]) -> list[str]:
                 else "is not known to update elementwise"
             )
             found.append(f"optimizer.type: {name or 'none given'} {why}: use one of Adam, AdamW, Adagrad, Lion, SGD")
-    clipping = config.get("gradient_clipping")
-    if clipping is not None and clipping != "auto" and not _is_number(clipping, at_least=0):
-        found.append(f"gradient_clipping: is {json.dumps(clipping)}, but must be a number of at least 0")
-    zero = config.get("zero_optimization")
-    stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
-    if stage != "auto" and (isinstance(stage, bool) or stage not in (0, 1, 2, 3)):
+    for path, at_least in _NUMBERS:
+        value = _look_up(config, path)
+        if value not in (None, "auto") and not _is_number(value, at_least=at_least):
+            found.append(f"{'.'.join(path)}: is {json.dumps(value)}, but must be a number of at least {at_least:g}")
+    stage = _look_up(config, ("zero_optimization", "stage"))
+    if stage not in (None, "auto") and (isinstance(stage, bool) or stage not in (0, 1, 2, 3)):
         found.append(f"zero_optimization.stage: is {json.dumps(stage)}, but must be 0, 1, 2 or 3")
+    accumulation = _look_up(config, ("data_types", "grad_accum_dtype"))
+    if accumulation not in (None, "auto", "fp32"):
+        found.append(f"data_types.grad_accum_dtype: is {json.dumps(accumulation)}, but gradients are accumulated in fp32")
+    return found + _bf16_problems(config)
+
+
+def _bf16_problems(config: Mapping[str, Any]) -> list[str]:
+    """DeepSpeed never sees this block, so what it would refuse in it must be refused here."""
+    found = []
+    for name in ("bf16", "bfloat16"):
+        block = config.get(name)
+        for key, value in block.items() if isinstance(block, Mapping) else ():
+            if key not in _BF16_KEYS:
+                found.append(f"{name}.{key}: is not a known key; known are {', '.join(_BF16_KEYS)}")
+            elif value != "auto" and not isinstance(value, bool):
+                found.append(f"{name}.{key}: is {json.dumps(value)}, but must be true or false")
     return found
 
 
@@ -89,6 +117,13 @@ def check_optimizer(optimizer: object) -> None:
             f"optimizer: {name} does not update elementwise, and home's parameters lie in shards: use one of Adam, "
             "AdamW, Adagrad, Lion, SGD"
         )
+
+
+def _look_up(config: Mapping[str, Any], path: Sequence[str]) -> Any:
+    value: Any = config
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _auto_keys(config: Mapping[str, Any], prefix: str = "") -> list[str]:

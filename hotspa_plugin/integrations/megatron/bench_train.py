@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,6 @@ from hotspa_plugin.strategy import StrategyPool
 Kind = Literal["stock", "static", "hot"]
 TOKEN_VALUES = 256
 WARM_UP_SEQUENCES = 8
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,10 +83,12 @@ _entered: dict[str, _Entered] = {}  # this rank's contenders, kept from call to 
 
 
 def enter(setup: Setup, contender: Contender, initial: str) -> None:
-    """On each rank: builds a contender's trainer. The first one leaves its parameters in ``initial``, others load them."""
+    """On each rank: builds a contender's trainer. The first leaves its parameters in ``initial``, others load them."""
     prepare_process()
+    from hotspa_plugin.integrations.megatron.bench_trainers import deepspeed_trainer, megatron_trainer
+
     stopwatch = Stopwatch(None if cpu.is_enabled() else torch.cuda.synchronize)
-    build = _deepspeed_trainer if contender.engine == "deepspeed" else _megatron_trainer
+    build = deepspeed_trainer if contender.engine == "deepspeed" else megatron_trainer
     trainer = build(setup, contender, stopwatch)
     if Path(initial).exists():
         trainer.load_parameters(torch.load(initial, weights_only=True))
@@ -96,75 +98,26 @@ def enter(setup: Setup, contender: Contender, initial: str) -> None:
             torch.save(values, initial)
     dist.barrier()
     _entered[contender.name] = _Entered(trainer=trainer, stopwatch=stopwatch)
-
-
-def _megatron_trainer(setup: Setup, contender: Contender, stopwatch: Stopwatch) -> Any:
-    from hotspa_plugin.integrations.megatron.gpt import GPTSpec
-    from hotspa_plugin.integrations.megatron.home import OptimizerSettings
-    from hotspa_plugin.integrations.megatron.session import SwitchOptions
-    from hotspa_plugin.integrations.megatron.trainer import Trainer
-
-    spec = GPTSpec.from_config(
-        setup.model, padded_vocab_size=setup.sizes.vocab_size, max_positions=setup.max_positions
-    )
-    return Trainer(
-        spec,
-        contender.pool.check(world_size=dist.get_world_size(), model=spec.shape),
-        dtype=DTYPES[setup.sizes.dtype],
-        optimizer=OptimizerSettings(),
-        packing=contender.packing,
-        seed=setup.seed,
-        switch=SwitchOptions(node_of_rank=setup.node_of_rank),
-        recorder=stopwatch,
-        assigner=contender.assigner,
-    )
-
-
-def _deepspeed_trainer(setup: Setup, contender: Contender, stopwatch: Stopwatch) -> Any:
-    """The same model and optimizer under DeepSpeed's engine with ZeRO 1."""
-    from hotspa_plugin.integrations.deepspeed.process import prepare_process as prepare_deepspeed
-
-    prepare_deepspeed()
-    from hotspa_plugin.config import TrainingConfig
-    from hotspa_plugin.integrations.deepspeed.trainer import DeepSpeedTrainer
-    from hotspa_plugin.integrations.megatron.home import OptimizerSettings
-    from hotspa_plugin.integrations.megatron.training_run import TrainingPlan
-
-    own = OptimizerSettings()
-    optimizer = {name: getattr(own, name) for name in ("lr", "min_lr", "warmup_steps", "decay_steps", "decay_style",
-                                                       "weight_decay", "eps", "clip_grad")}  # fmt: skip
-    config = TrainingConfig.model_validate(
-        {
-            "pool": str(contender.pool),
-            "optimizer": {**optimizer, "betas": (own.beta1, own.beta2)},
-            "run": {"seed": setup.seed, "dtype": {"float32": "fp32", "bfloat16": "bf16"}[setup.sizes.dtype]},
-        }
-    )
-    plan = TrainingPlan(
-        config=config.model_copy(update={"model": setup.model}),
-        pool=contender.pool.check(world_size=dist.get_world_size()),
-        source=None,  # batches are handed over
-        padded_vocab_size=setup.sizes.vocab_size,
-        memory=(),
-    )
-    trainer = DeepSpeedTrainer(plan, stopwatch)
-    trainer.engine.loop.assigner = contender.assigner
-    return trainer
+    gc.collect()
+    gc.freeze()  # so that collecting garbage before every step does not look through all contenders
 
 
 def leave(names: Sequence[str]) -> None:
     """On each rank: forgets contenders."""
     for name in names:
         _entered.pop(name, None)
+    gc.unfreeze()
 
 
 def step(name: str, number: int, lengths: np.ndarray) -> TimedStep:
     """On each rank: one optimizer step of a contender on random tokens of these lengths."""
+    from hotspa_plugin.integrations.megatron.bench_trainers import held_bytes_of
+
     entered = _entered[name]
     device = torch.device(torch.cuda.current_device())
     source = RandomTokenSource(lengths, vocab_size=TOKEN_VALUES, seed=number)
     batch = SequenceBatch(step=number, source=source, indices=np.arange(len(lengths)))
-    own_bytes = _own_bytes(entered.trainer)
+    own_bytes = held_bytes_of(entered.trainer)
     give_back_memory()
     memory = PeakMemory(device)
     memory.restart()
@@ -193,26 +146,6 @@ def step(name: str, number: int, lengths: np.ndarray) -> TimedStep:
     )
 
 
-def _own_bytes(trainer: Any) -> int:
-    """Bytes of home's parameters, gradients and optimizer state, each storage once."""
-    tensors = []
-    if hasattr(trainer, "engine"):
-        weights, wrapped = trainer.engine.weights, trainer.engine.deepspeed_engine
-        tensors += [*weights.parameters.values(), *weights.gradients.values(), *(p.data for p in wrapped.module.parameters())]
-        optimizers = [wrapped.optimizer]
-    else:
-        for parameter in trainer.home.parameters.values():
-            tensors += [parameter.data, getattr(parameter, "main_grad", None)]
-        optimizers = getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer])
-    for optimizer in optimizers:
-        for group in optimizer.optimizer.param_groups:
-            tensors += group["params"]
-        for state in optimizer.optimizer.state.values():
-            tensors += state.values()
-    storages = [t.untyped_storage() for t in tensors if isinstance(t, torch.Tensor)]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
 def _held_bytes(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()
 
@@ -230,8 +163,8 @@ def run_workload(
     """Every contender trains every batch, in turn; the first batch warms up (a few sequences do for those that take part
     in few rounds) and is not kept.
 
-    Returns the timed steps by name, and why contenders were left out: those that failed to build, and those whose measured
-    memory went over the limit in any step. ``workers`` is a ``WorkerPool``.
+    Returns the timed steps by name, and why contenders were left out: those whose measured memory went over the limit in
+    any step. ``workers`` is a ``WorkerPool``.
     """
     here = __name__
     initial = str(Path(folder) / "initial.pt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import os
 import statistics
@@ -57,6 +58,7 @@ class ProfileRequest:
             strategies=tuple(possible_strategies(sizes.shape(), num_ranks)),
             fitted_lengths=fitted,
             unseen_lengths=unseen,
+            num_repeats=3,
         )
 
 
@@ -155,6 +157,9 @@ def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, devic
     started_s = time.perf_counter()
     trainer.update()
     optimizer_s = float(largest_of_ranks(time.perf_counter() - started_s))
+    # What lives on is not looked through again by every collection of garbage.
+    gc.collect()
+    gc.freeze()
     # All lengths in each round, and the fastest round of each: what disturbs a measurement makes it slower.
     # Long ones average over disturbances by themselves.
     seconds, activation = dict.fromkeys(lengths, math.inf), dict.fromkeys(lengths, 0)
@@ -166,6 +171,7 @@ def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, devic
             spent_s[length] += slowest_s
             seconds[length] = min(seconds[length], slowest_s / (num_micro_batches + strategy.pp - 1))
             activation[length] = max(activation[length], int(largest_of_ranks(peak_bytes)))
+    gc.unfreeze()
     num_parameters = int(largest_of_ranks(sum(p.numel() for p in trainer.home.parameters.values())))
     return StageMeasurement(
         strategy=strategy,

@@ -100,8 +100,14 @@ def _questionable_model(name: str) -> Any:
         return AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **sizes))
     if name == "linear":
         return torch.nn.Linear(2, 2)
+    if name == "class":
+        return torch.nn.Linear
     if name == "none":
         return None
+    if name == "t5":
+        return AutoConfig.for_model("t5", vocab_size=96, d_model=32)
+    if name == "mixtral":
+        return make_model("mixtral", num_local_experts=2)
     if name == "huge":  # only described: 1.5e12 parameters
         sizes = dict(hidden_size=65536, intermediate_size=262144, num_hidden_layers=20, num_attention_heads=64)
         return AutoConfig.for_model("llama", vocab_size=128000, num_key_value_heads=8, **sizes)
@@ -125,6 +131,8 @@ def _questionable_model(name: str) -> Any:
     model = make_model("llama")
     if name == "frozen":
         model.requires_grad_(False)
+    if name == "changed":
+        model.model.layers[0].mlp.up_proj = torch.nn.Sequential(model.model.layers[0].mlp.up_proj)
     if name == "buffer":
         model.register_buffer("counts", torch.zeros(3))
     return model
@@ -312,6 +320,9 @@ def feed(*, folder: str) -> Findings:
     refuses("mpu", lambda: hotspa.initialize(model=model, config=config, mpu=object()), "mpu is given")
     refuses("collate", lambda: hotspa.initialize(model=model, config=config, collate_fn=list), "collate_fn")
     foreign = torch.optim.SGD(make_model("llama").parameters(), lr=0.1)
+    refuses("no items", lambda: hotspa.initialize(model=model, config=config, training_data=[]), "training_data: is empty")
+    without = {key: value for key, value in config.items() if key != "optimizer"}
+    refuses("no optimizer", lambda: hotspa.initialize(model=model, config=without), "there is no optimizer")
     refuses("foreign", lambda: hotspa.initialize(model=make_model("llama"), config=config, optimizer=foreign),
             "does not belong to the model")  # fmt: skip
     return found
@@ -353,7 +364,7 @@ def monitors(*, folder: str, kinds: list[str]) -> Findings:
 
         run = wandb.run
         wandb.finish()
-        read["wandb"] = {name: float(value) for name, value in run.summary.items() if name.startswith("Train")}
+        read["wandb"] = {name: run.summary.get(name) for name in wanted}
         found.check("wandb's own file", bool(glob.glob(f"{folder}/wandb/offline-run-*/*.wandb")))
     for kind, values in read.items():
         found.check(f"{kind} has {sorted(values)}", set(wanted) <= set(values))

@@ -64,6 +64,11 @@ def test_absent_or_disabled(config):
         ({**GOOD, "home": "tp4"}, r"hotspa\.pool: home tp4 is not in it"),
         ({**GOOD, "micro_batch_tokens": {"tp4": 5}}, r"hotspa\.micro_batch_tokens: strategy tp4 is not in the pool"),
         ({**GOOD, "micro_batch_tokens": {"tp1": 0}}, r"hotspa\.micro_batch_tokens\.tp1 is 0"),
+        ({"pool": "auto"}, r"hotspa\.profile is missing"),
+        ({**GOOD, "assignment": "batch"}, r"hotspa\.profile is missing"),
+        ({"pool": "auto", "profile": "p.json", "home": "tp1"}, r"hotspa\.home is given, but pool auto chooses it"),
+        ({**GOOD, "profile": "p.json"}, r"hotspa\.profile is for pool auto"),
+        ({**GOOD, "lengths": "wikipedia"}, r"hotspa\.lengths is for pool auto"),
     ],
 )
 def test_mistakes_name_their_key(block, message):
@@ -118,6 +123,13 @@ def test_files_that_cannot_be_read(tmp_path, text, message):
         ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: is 4"),
         ({"gradient_clipping": "1.0"}, 'gradient_clipping: is "1.0", but must be a number'),
         ({"gradient_clipping": -1}, "gradient_clipping: is -1"),
+        ({"steps_per_print": "x"}, 'steps_per_print: is "x"'),
+        ({"optimizer": {"type": "Adam", "params": {"lr": "1e-3"}}}, 'optimizer.params.lr: is "1e-3"'),
+        ({"bf16": {"enabld": True}}, "bf16.enabld: is not a known key; known are enabled"),
+        ({"bf16": {"enabled": "true"}}, 'bf16.enabled: is "true", but must be true or false'),
+        ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "bf16.bf16_optimizer_states"),
+        ({"data_types": {"grad_accum_dtype": "bf16"}}, 'data_types.grad_accum_dtype: is "bf16"'),
+        ({"zero_optimization": {"stage": 1, "cpu_offload": True}}, "zero_optimization.cpu_offload"),
     ],
 )
 def test_settings_that_cannot_be_exact_are_named(config, named):

@@ -93,6 +93,22 @@ def test_megatron_models_equal_one_process(workers, preset, stage, pool, home):
     check_equal(actual, expected)
 
 
+@pytest.mark.slow
+def test_builder_of_plain_megatron_core(workers):
+    """A pool trains as its home alone does."""
+    pytest.importorskip("megatron.core")
+    batches = [[7, 129, 1, 64, 300], [5, 140, 40]]
+    losses = [
+        workers.run(
+            f"{WORK}:train_own_builder",
+            config=work.ds_config(pool=pool, stage=1, block={"home": "tp2pp2nosp", "packing": "padded"}),
+            batches=batches,
+        )[0]
+        for pool in ("tp1:100 tp2pp2nosp:512", "tp2pp2nosp:512")
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
 def test_dropout_repeats_and_keeps_copies_equal(workers):
     config = work.ds_config(pool=POOL, stage=1, block={"home": "tp2"})
     runs = [

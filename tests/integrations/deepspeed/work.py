@@ -123,6 +123,42 @@ def train_megatron(
     return {"losses": losses, "norms": norms, "initial": initial, "weights": weights, "differing": differing}
 
 
+def train_own_builder(*, config: dict[str, Any], batches: list[list[int]]) -> list[float]:
+    """Losses of a model whose builder uses nothing but Megatron-core, as docs/deepspeed.md sketches it."""
+    prepare()
+    from hotspa_plugin.integrations.megatron import process
+
+    process.prepare_process()
+    import deepspeed
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+
+    import hotspa_plugin.deepspeed as hotspa
+
+    hotspa.install()
+
+    def build(strategy, initialize):
+        megatron_config = TransformerConfig(
+            num_layers=2, hidden_size=32, num_attention_heads=4, attention_dropout=0.0, hidden_dropout=0.0,
+            tensor_model_parallel_size=strategy.tp, pipeline_model_parallel_size=strategy.pp,
+            sequence_parallel=strategy.sp, pipeline_dtype=torch.float32, perform_initialization=initialize,
+            gradient_accumulation_fusion=False, persist_layer_norm=False, bias_dropout_fusion=False,
+        )  # fmt: skip
+        return [
+            GPTModel(
+                config=megatron_config, transformer_layer_spec=get_gpt_layer_local_spec(),
+                vocab_size=SIZES["vocab_size"], max_sequence_length=512, position_embedding_type="rope",
+                pre_process=parallel_state.is_pipeline_first_stage(),
+                post_process=parallel_state.is_pipeline_last_stage(),
+            )
+        ]  # fmt: skip
+
+    engine, *_ = deepspeed.initialize(model=build, config=config)
+    return [engine.train_batch(make_batch(lengths, step)).item() for step, lengths in enumerate(batches)]
+
+
 def train_megatron_reference(*, preset: str, pool: str, batches: list[list[int]], initial: dict) -> dict[str, Any]:
     """The same in one process: Megatron's own layers, sequence by sequence, torch's AdamW and clipping."""
     from hotspa_plugin.integrations.megatron import process

@@ -1,4 +1,4 @@
-"""``pool: auto`` in ``hotspa train``: where the profile comes from, what is chosen, and that a resumed run repeats it."""
+"""``pool: auto`` in ``hotspa train``: where the profile comes from, what is chosen, and resuming."""
 
 import json
 
@@ -8,10 +8,13 @@ from hotspa_plugin.config import parse_config
 from hotspa_plugin.cost import read_profile
 from hotspa_plugin.runtime.run_record import RUN_FILE, STEPS_FILE
 
+pytestmark = pytest.mark.slow  # measures a profile
+
 CONFIG = """
 model: {{num_layers: 2, hidden_size: 32, num_attention_heads: 4, ffn_hidden_size: 64}}
 pool: auto
 data: {{source: jsonl, path: {data}, global_batch_sequences: 8, shuffle: false}}
+optimizer: {{decay_style: constant}}
 run: {{steps: {steps}, out: {out}, profile: {profile}, save_every: 1, resume: {resume}{further}}}
 """
 
@@ -51,9 +54,8 @@ def test_uniform_lengths_are_measured_once_and_stay_static(workers, measured):
     profile = read_profile(measured / "profile.json")
     assert profile.machine.num_ranks == 2 and {str(s.strategy) for s in profile.stages} >= {"tp1", "tp2", "pp2"}
     assert read_profile(measured / "run" / "profile.json") == profile
-    assert json.loads((measured / "run" / RUN_FILE).read_text())["pool"] == [
-        {"strategy": buckets[0][0], "bound_tokens": 64}
-    ]
+    (entry,) = json.loads((measured / "run" / RUN_FILE).read_text())["pool"]
+    assert (entry["strategy"], entry["bound_tokens"]) == (buckets[0][0], 64)
 
 
 def make_hot(folder):
@@ -63,8 +65,9 @@ def make_hot(folder):
         "tp1": {"b_s_per_token": 1e-3, "activation_bytes_per_token": 1e6},
         "tp2": {"b_s_per_token": 1e-2, "activation_bytes_per_token": 1e5},
     }
+    nothing = {"a_s_per_token2": 0.0, "c_s": 0.0, "activation_fixed_bytes": 0.0}
     stages = [
-        stage.model_copy(update={"a_s_per_token2": 0.0, "c_s": 0.0, "activation_fixed_bytes": 0.0, **figures[str(stage.strategy)]})
+        stage.model_copy(update={**nothing, **figures[str(stage.strategy)]})
         for stage in profile.stages
         if str(stage.strategy) in figures
     ]
@@ -78,7 +81,8 @@ def test_a_hot_pool_is_used_and_resumed(workers, measured):
     make_hot(measured)
     lengths = [20, 30, 200, 25, 40, 22, 35, 28] * 2
     limit = ", memory_limit_gb: 0.1"
-    (losses, buckets), _ = workers.run(train, config=config_of(measured, lengths=lengths, out="hot", steps=3, further=limit))
+    config = config_of(measured, lengths=lengths, out="hot", steps=3, further=limit)
+    (losses, buckets), _ = workers.run(train, config=config)
     assert dict(buckets) == {"tp1": 7, "tp2": 1}
     workers.run(train, config=config_of(measured, lengths=lengths, out="again", steps=2, further=limit))
     (measured / "profile.json").write_text("{}")  # the run's own copy counts

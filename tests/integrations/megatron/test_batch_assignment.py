@@ -25,7 +25,7 @@ def options_of(pool):
                 num_replicas=entry.strategy.dp,
                 num_stages=entry.strategy.pp,
                 length_multiple=entry.strategy.tp,
-                micro_batch_tokens=256 if number else 110,
+                micro_batch_tokens=256 if number else 130,
             ),
             cost=MicroBatchCost(a_s_per_token2=1e-8, b_s_per_token=1e-5 * (1 + number), c_s=1e-4),
             transition_s=2e-4 * (2 - number),
