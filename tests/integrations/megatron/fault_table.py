@@ -192,7 +192,7 @@ message begins with the rank at fault and names step, phase, bucket and strategy
 {(chr(10) * 2).join(examples)}
 
 Made by `python -m tests.integrations.megatron.fault_table`; `tests/integrations/megatron/test_broken_runs.py` tries some of
-them, and resumes such runs: their losses are those of an unbroken run.
+them, and resumes such runs.
 """
 
 
