@@ -5,12 +5,13 @@ BOOTSTRAP := $(or $(shell command -v python3),$(shell command -v python),python3
 ENVIRONMENT := @$(BOOTSTRAP) .ci/environment.py
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help setup demo test test-slow test-all clean
+.PHONY: help setup demo test test-slow test-te test-all clean
 
 help:
 	@echo "make demo       train a tiny model under several strategies and compare with static ones"
 	@echo "make test       run the core tests under each supported Python that is installed"
 	@echo "make test-all   run these, then the slow tests"
+	@echo "make test-te    build TransformerEngine (20 minutes the first time) and test models of its layers"
 	@echo "make setup      only set up the environment"
 	@echo "make clean      remove environments and caches (run folders stay)"
 
@@ -25,6 +26,9 @@ test:
 
 test-slow:
 	$(ENVIRONMENT) test-slow $(ARGS)
+
+test-te:
+	@$(BOOTSTRAP) .ci/transformer_engine.py $(ARGS)
 
 test-all: test test-slow
 

@@ -68,9 +68,14 @@ run:
   seed: 1234
   out: runs/train             # records and checkpoints
   save_every: 10              # steps between checkpoints, the last step is saved too; 0: none
+  check_every: 0              # steps between checks of copies, switches and flushes for silent damage; 0: none
   resume: false               # continue the run in `out` from its last checkpoint
   switch_policy: balanced     # who sends what in a switch: balanced, new_greedy
   switch_memory_mb: 256       # extra memory that one switch may take
+  overlap_switch: auto        # what moves while another bucket computes: flush (its gradients, needs a second slab of
+                              # them), both (the next parameters as well), none; auto: none on CUDA, else what fits
+  cards_per_node: 1           # network cards that a node's ranks share, for balancing
+  plan_cache: null            # folder that keeps switch plans, which large worlds or other policies take long to make
   timeout_s: 600              # how long a rank waits for the others
   profile: null               # of hotspa profile, for pool auto and assignment batch; measured where it is missing
   memory_limit_gb: null       # of a rank, to plan with; null: what the machine has

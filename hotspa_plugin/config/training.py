@@ -136,9 +136,13 @@ class RunConfig(Section):
     seed: CountOrZero = 1234
     out: str = "runs/train"
     save_every: CountOrZero = 10  # steps; 0: never. The last step is saved too
+    check_every: CountOrZero = 0  # steps; 0: never
     resume: bool = False
     switch_policy: Literal["balanced", "new_greedy"] = "balanced"
     switch_memory_mb: Count = 256
+    overlap_switch: Literal["auto", "none", "flush", "both"] = "auto"
+    cards_per_node: Count = 1
+    plan_cache: str | None = None
     timeout_s: Positive = 600.0
     profile: str | None = None
     memory_limit_gb: Positive | None = None

@@ -50,8 +50,9 @@ def examine_config(path: str | Path, *, num_ranks: int | None = None) -> Iterato
     for problem in find_problems(config):
         subject, _, text = problem.partition(": ")
         yield finding(subject, "problem", text)
-    stage = (config.get("zero_optimization") or {}).get("stage", 0)
-    if stage and stage >= 2:
+    zero = config.get("zero_optimization")
+    stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
+    if stage in (2, 3):
         stays = "home's weights and gradients stay whole on every rank"
         yield finding("zero_optimization.stage", "note", f"{stage} saves little more than 1: {stays}")
     for package, tested in _TESTED.items():

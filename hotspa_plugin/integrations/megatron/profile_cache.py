@@ -23,7 +23,7 @@ def obtain_profile(
     """The profile in ``path`` (None: the user's cache folder), measured and left there where it is missing.
 
     Collective; the ranks get the same one. ``tell`` is told on rank 0 what happens. ValueError, on every rank, for a file
-    that is no profile of this model or does not hold for these ranks.
+    that is no profile of this model or does not hold for these ranks; one in the cache folder is replaced.
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     place = Path(path) if path is not None else _cache_file(request)
@@ -33,7 +33,10 @@ def obtain_profile(
             if place.exists():
                 found = [(_checked(place, request.sizes, num_ranks).to_json(), None)]
         except ValueError as error:
-            found = [(None, str(error))]
+            if path is None:  # nobody's file but ours: measured anew
+                tell(f"{error}; it is replaced")
+            else:
+                found = [(None, str(error))]
     dist.broadcast_object_list(found)
     content, problem = found[0]
     if problem:

@@ -19,8 +19,11 @@ from hotspa_plugin.cost.resident import ResidentMemory, resident_memory
 from hotspa_plugin.data import GlobalBatchSampler, LimitedSource
 from hotspa_plugin.integrations.megatron.process import prepare_process
 from hotspa_plugin.layout.analytic import GPTSizes
-from hotspa_plugin.runtime.agreement import check_agreement
+from hotspa_plugin.resharding.plan_cache import PlanCache
+from hotspa_plugin.runtime.activity import set_activity
+from hotspa_plugin.runtime.agreement import check_agreement, flatten
 from hotspa_plugin.runtime.memory import rank_memory_bytes
+from hotspa_plugin.runtime.mover import OVERLAPS
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder, check_run_directory
 from hotspa_plugin.runtime.run_record import (
     DataInfo,
@@ -50,6 +53,7 @@ class TrainingPlan:
     source: LimitedSource
     padded_vocab_size: int
     memory: tuple[ResidentMemory, ...]  # of a rank, for each strategy, activations not included
+    overlap: str  # what moves while another bucket computes, a key of OVERLAPS
     command: str = ""
     micro_batch_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
     assigner: BatchAssigner | None = None  # None: the pool's bounds
@@ -89,15 +93,38 @@ def plan_training(
     rows = padded_vocab_size(
         config.model.vocab_size or source.vocab_size, config.model.make_vocab_size_divisible_by, pool.strategies
     )
-    memory = resident_memory(
-        _sizes(config, rows, pool.bounds_tokens[-1]),
-        pool,
-        distributed_optimizer=config.optimizer.distributed,
-        staging_bytes=config.run.switch_memory_mb * 2**20,
-    )
-    _check_memory(memory, num_ranks)
-    return TrainingPlan(config=config, pool=pool, source=source, padded_vocab_size=rows, memory=memory, command=command,
-                        micro_batch_tokens=micro_batch_tokens or {}, assigner=assigner)  # fmt: skip
+    overlap, memory = _choose_overlap(config, _sizes(config, rows, pool.bounds_tokens[-1]), pool, num_ranks)
+    return TrainingPlan(
+        config=config, pool=pool, source=source, padded_vocab_size=rows, memory=memory, overlap=overlap, command=command,
+        micro_batch_tokens=micro_batch_tokens or {}, assigner=assigner,
+    )  # fmt: skip
+
+
+def _choose_overlap(
+    config: TrainingConfig, sizes: GPTSizes, pool: StrategyPool, num_ranks: int
+) -> tuple[str, tuple[ResidentMemory, ...]]:
+    """What overlaps, and each strategy's memory with it; ValueError where a rank has not as much.
+
+    ``auto`` takes the most that fits; on CUDA nothing, where overlap has not been tried beside a pipeline's own
+    messages.
+    """
+    choices = [config.run.overlap_switch]
+    if choices == ["auto"]:
+        on_cuda = config.run.device != "cpu" and torch.cuda.is_available()
+        choices = ["none"] if on_cuda else ["both", "flush", "none"]
+    available = rank_memory_bytes(int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)))
+    for overlap in choices:
+        memory = resident_memory(
+            sizes,
+            pool,
+            distributed_optimizer=config.optimizer.distributed,
+            staging_bytes=config.run.switch_memory_mb * 2**20,
+            overlap_flush=OVERLAPS[overlap].flush,
+            overlap_prefetch=OVERLAPS[overlap].prefetch,
+        )
+        if available is None or max(entry.total_bytes for entry in memory) <= available:
+            return overlap, memory
+    raise _too_large(memory, available, overlap)
 
 
 def choose_strategies(config: TrainingConfig, *, num_ranks: int, command: str = "") -> TrainingPlan:
@@ -171,18 +198,18 @@ def _sizes(config: TrainingConfig, padded_vocab_size: int, max_positions: int) -
     )
 
 
-def _check_memory(memory: tuple[ResidentMemory, ...], num_ranks: int) -> None:
-    """Refuses a pool whose parameters, gradients and optimizer state alone do not fit on a rank."""
-    available = rank_memory_bytes(int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)))
+def _too_large(memory: tuple[ResidentMemory, ...], available: int, overlap: str) -> ValueError:
+    """For a pool whose parameters, gradients and optimizer state alone do not fit on a rank."""
     fullest = max(memory, key=lambda entry: entry.total_bytes)
-    if available and fullest.total_bytes > available:
-        gib = 2**30
-        raise ValueError(
-            f"strategy {fullest.strategy} needs {fullest.total_bytes / gib:.2f} GiB a rank before any activation (home "
-            f"{fullest.home_bytes / gib:.2f}, slab {fullest.slab_bytes / gib:.2f}, switch {fullest.staging_bytes / gib:.2f}), "
-            f"but a rank has {available / gib:.2f} GiB here: take a home or strategy with more tensor or pipeline "
-            "parallel, optimizer.distributed: true, or less run.switch_memory_mb"
-        )
+    gib = 2**30
+    return ValueError(
+        f"strategy {fullest.strategy} needs {fullest.total_bytes / gib:.2f} GiB a rank before any activation (home "
+        f"{fullest.home_bytes / gib:.2f}, slab {fullest.slab_bytes / gib:.2f}, "
+        f"switch {fullest.staging_bytes / gib:.2f}), "
+        f"but a rank has {available / gib:.2f} GiB here: take a home or strategy with more tensor or pipeline "
+        "parallel, optimizer.distributed: true, or less run.switch_memory_mb"
+        + ("" if overlap == "none" else ", or run.overlap_switch: none")
+    )
 
 
 def build_trainer(plan: TrainingPlan, recorder: RunRecorder | NullRecorder):
@@ -216,7 +243,11 @@ def build_trainer(plan: TrainingPlan, recorder: RunRecorder | NullRecorder):
         packing=config.data.packing,
         seed=config.run.seed,
         switch=SwitchOptions(
-            policy=config.run.switch_policy, memory_budget_bytes=config.run.switch_memory_mb * 2**20
+            policy=config.run.switch_policy,
+            memory_budget_bytes=config.run.switch_memory_mb * 2**20,
+            cards_per_node=config.run.cards_per_node,
+            overlap=OVERLAPS[plan.overlap],
+            plan_cache=None if config.run.plan_cache is None else PlanCache(config.run.plan_cache),
         ),
         recorder=recorder,
         micro_batch_tokens=plan.micro_batch_tokens,
@@ -279,13 +310,28 @@ def train_rank(
     ``save_initial`` and ``load_initial`` name a file for the whole parameters before the first step, so that
     several runs can start alike.
     """
+    set_activity("start")
     prepare_process()
     from hotspa_plugin.integrations.megatron.train_loop import TrainLoop
     from hotspa_plugin.report.console import TrainingProgress
 
+    device = torch.device(torch.cuda.current_device())
+    # Paths may be mounted elsewhere on another machine; what lies there is compared below.
+    places = {"data": {"path", "tokenizer"}, "run": {"out", "profile", "plan_cache"}}
+    said = config.model_dump(mode="json", exclude=places)
+    check_agreement("the package versions", installed_versions(), device=device)
+    check_agreement("the configuration", flatten(said), device=device)
+    set_activity("start, reading the data")
     plan = choose_strategies(config, num_ranks=world_size, command=command)
     config = plan.config
-    check_agreement("the data", plan.source.fingerprint(), device=torch.device(torch.cuda.current_device()))
+    data = {
+        "content": plan.source.fingerprint(),
+        "sequences": len(plan.source.lengths),
+        "tokens": int(plan.source.lengths.sum()),
+        "padded vocabulary": plan.padded_vocab_size,
+    }
+    check_agreement("the data", data, device=device)
+    set_activity("start, building the model")
     out, record = Path(config.run.out), config.run.record
     trainer = build(plan, NullRecorder())
     loop = TrainLoop(
@@ -293,6 +339,7 @@ def train_rank(
         source=plan.source,
         sampler=make_sampler(plan),
         num_steps=config.run.steps,
+        check_every=config.run.check_every,
         save_every=config.run.save_every,
         folder=out,
     )

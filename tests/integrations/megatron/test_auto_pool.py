@@ -8,6 +8,8 @@ from hotspa_plugin.config import parse_config
 from hotspa_plugin.cost import read_profile
 from hotspa_plugin.runtime.run_record import RUN_FILE, STEPS_FILE
 
+pytestmark = pytest.mark.slow  # measures a profile
+
 CONFIG = """
 model: {{num_layers: 2, hidden_size: 32, num_attention_heads: 4, ffn_hidden_size: 64}}
 pool: auto

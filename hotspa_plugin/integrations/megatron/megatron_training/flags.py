@@ -67,8 +67,14 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="extra memory that one switch may take on a rank; larger ones run in rounds",
     )  # fmt: skip
     group.add_argument(
-        "--hotspa-bucket-order", choices=["ascending", "descending"], default="ascending",
-        help="order of the buckets of the other strategies by length bound; home's is always last",
+        "--hotspa-overlap-switch", choices=["none", "flush", "both"], default="none",
+        help="what moves while another bucket computes: flush (the gradients of the bucket before, which needs a "
+        "second slab of gradients), both (the parameters of the next bucket as well), none",
+    )  # fmt: skip
+    group.add_argument(
+        "--hotspa-bucket-order", choices=["auto", "ascending", "descending"], default="auto",
+        help="order of the buckets of the other strategies by length bound; home's is always last. auto: ascending, or "
+        "the smallest switch first where the other switches are hidden (--hotspa-overlap-switch both)",
     )  # fmt: skip
     group.add_argument(
         "--hotspa-timeout-s", type=float, default=None, metavar="SECONDS",
@@ -80,7 +86,7 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )  # fmt: skip
     group.add_argument(
         "--hotspa-check-every", type=int, default=0, metavar="STEPS",
-        help="compare parameter checksums of all copies every so many steps; 0: never",
+        help="every so many steps check switches, flushes and all copies of parameters for silent damage; 0: never",
     )  # fmt: skip
     group.add_argument(
         "--hotspa-mock-lengths", default=None, metavar="SPEC",
