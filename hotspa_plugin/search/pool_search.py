@@ -86,13 +86,17 @@ def check_lengths(model: StepModel, candidates: Sequence[ParallelStrategy], long
     limit = model.memory.limit_bytes
     if capacity == 0:
         raise ValueError(
-            f"memory limit of {limit / 1e9:.2f} GB a rank: no strategy fits, not even without a token; the least for "
-            f"sequences of {longest_tokens} tokens is {needs[least] / 1e9:.2f} GB, with {least}"
+            f"memory limit of {_gigabytes(limit)} a rank: no strategy fits, not even without a token; the least for "
+            f"sequences of {longest_tokens} tokens is {_gigabytes(needs[least])}, with {least}"
         )
     raise ValueError(
-        f"sequences of {longest_tokens} tokens are more than any strategy can hold in {limit / 1e9:.2f} GB a rank: the most "
-        f"is {capacity} tokens, with {most}; or allow {needs[least] / 1e9:.2f} GB, with {least}"
+        f"sequences of {longest_tokens} tokens are more than any strategy can hold in {_gigabytes(limit)} a rank: the "
+        f"most is {capacity} tokens, with {most}; or allow {_gigabytes(needs[least])}, with {least}"
     )
+
+
+def _gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e9:.4f} GB"
 
 
 class PoolSearch:

@@ -66,6 +66,7 @@ def deepspeed_trainer(setup: Setup, contender: Contender, stopwatch: Stopwatch) 
         source=None,  # batches are handed over
         padded_vocab_size=setup.sizes.vocab_size,
         memory=(),
+        overlap="none",
     )
     trainer = DeepSpeedTrainer(plan, stopwatch)
     trainer.engine.loop.assigner = contender.assigner

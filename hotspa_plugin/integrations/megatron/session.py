@@ -168,7 +168,8 @@ def build_bucket_loop(
         recorder=recorder,
         device=device,
         # With overlapped reduction Megatron reduces home's gradients during home's last backward pass.
-        adds_after_home=not home.chunks[0].ddp_config.overlap_grad_reduce,
+        # Without Megatron's DDP (under DeepSpeed) nothing reduces while home runs.
+        adds_after_home=not getattr(getattr(home.chunks[0], "ddp_config", None), "overlap_grad_reduce", False),
     )
 
 

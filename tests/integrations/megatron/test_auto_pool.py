@@ -99,7 +99,7 @@ def test_what_cannot_be_planned_is_refused_on_every_rank(workers, measured):
     config = config_of(measured, lengths=[200] * 8, out="refused", further=", memory_limit_gb: 0.01")
     other = config.model_copy(update={"model": parse_config("model: {preset: tiny-llama}").model})
     for rank in workers.run(train, config=config):
-        assert "sequences of 200 tokens are more than any strategy can hold in 0.01 GB a rank: the most is" in rank
+        assert "sequences of 200 tokens are more than any strategy can hold in 0.0100 GB a rank: the most is" in rank
     for rank in workers.run(train, config=other):
         assert "profile of 2 layers of 32 is of another model: its num_layers is 2, that of tiny-llama is 4" in rank
     profile.write_text("{")

@@ -49,7 +49,7 @@ def test_auto_plans_for_the_documents_and_trains_like_static(pretrain, profile):
 def test_what_auto_cannot_plan_is_refused(pretrain, profile, tmp_path):
     flags = f"--hotspa-pool auto --hotspa-profile {profile}"
     for more, said in [
-        ("--hotspa-memory-limit-gb 0.01", "sequences of 128 tokens are more than any strategy can hold in 0.01 GB"),
+        ("--hotspa-memory-limit-gb 0.01", "sequences of 128 tokens are more than any strategy can hold in 0.0100 GB"),
         ("--hotspa-home tp1", "--hotspa-pool auto chooses its home"),
         ("--hotspa-sample-unit sample", "give --hotspa-lengths"),
     ]:
