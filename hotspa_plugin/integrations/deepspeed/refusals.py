@@ -11,7 +11,8 @@ ELEMENTWISE_OPTIMIZERS = ("adam", "adamw", "adagrad", "lion", "sgd")
 
 # The beginnings of names, in lower case, of optimizers that look at whole tensors.
 _NOT_ELEMENTWISE = (
-    "lamb", "fusedlamb", "lars", "adafactor", "muon", "shampoo", "soap", "lbfgs", "galore", "onebit", "zerooneadam", "sparseadam",
+    "lamb", "fusedlamb", "lars", "adafactor", "muon", "shampoo", "soap", "lbfgs", "galore", "onebit", "zerooneadam",
+    "sparseadam",
 )  # fmt: skip
 _BF16_KEYS = (
     "enabled", "immediate_grad_update", "check_grad_overflow", "bf16_master_weights_and_grads", "bf16_optimizer_states",
@@ -92,7 +93,7 @@ def find_problems(config: Mapping[str, Any]) -> list[str]:
         found.append(f"zero_optimization.stage: is {json.dumps(stage)}, but must be 0, 1, 2 or 3")
     accumulation = _look_up(config, ("data_types", "grad_accum_dtype"))
     if accumulation not in (None, "auto", "fp32"):
-        found.append(f"data_types.grad_accum_dtype: is {json.dumps(accumulation)}, but gradients are accumulated in fp32")
+        found.append(f"data_types.grad_accum_dtype: is {json.dumps(accumulation)}, but gradients are summed in fp32")
     return found + _bf16_problems(config)
 
 
