@@ -13,10 +13,10 @@ ROOT = pathlib.Path(hotspa_plugin.__file__).parent
 
 # Lowest first; a package may import itself and those before it. cost is free of data: it prices lengths.
 LAYERS = [
-    "strategy", "topology", "layout", "resharding", "process_groups", "cost", "data", "search", "config", "runtime", "cpu",
+    "compatibility", "strategy", "topology", "layout", "resharding", "process_groups", "cost", "data", "search", "config", "runtime", "cpu",
     "report", "integrations",
     "deepspeed", "megatron_adaptor", "launch",  # one-line doors to the integrations
-    "cli", "__main__",
+    "fuzz", "cli", "__main__",
 ]  # fmt: skip
 # Narrower than their place in the list.
 FORBIDDEN = {
@@ -26,7 +26,7 @@ FORBIDDEN = {
 }
 MAY_IMPORT_DISTRIBUTED = (
     "resharding.executor", "resharding.measure", "resharding.transports", "process_groups.registry", "data.exchange",
-    "runtime", "integrations", "deepspeed", "megatron_adaptor", "launch", "cli",
+    "runtime", "integrations", "deepspeed", "megatron_adaptor", "launch", "fuzz", "cli",
 )  # fmt: skip
 FRAMEWORKS = {"megatron", "deepspeed"}
 

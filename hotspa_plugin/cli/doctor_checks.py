@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -14,10 +13,11 @@ import time
 from collections.abc import Iterator
 
 from hotspa_plugin import __version__
+from hotspa_plugin.compatibility import TESTED, installed_version, judge
 from hotspa_plugin.cli.options import RANK_MEMORY_BYTES, available_memory_bytes
 
 NEEDED = ("torch", "megatron-core")
-OPTIONAL = ("transformer-engine", "deepspeed", "tokenizers", "numpy", "pydantic")
+OPTIONAL = ("transformer-engine", "deepspeed", "transformers", "tokenizers", "numpy", "pydantic")
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -43,19 +43,9 @@ def examine(*, start_ranks: bool) -> Iterator[Finding]:
         yield _two_ranks()
 
 
-def installed_version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _python() -> Iterator[Finding]:
     version = platform.python_version()
-    if sys.version_info >= (3, 13):
-        yield Finding(subject="python", status="note", text=f"{version}: tested are 3.10 to 3.12")
-    else:
-        yield Finding(subject="python", status="ok", text=f"{version} at {sys.executable}")
+    yield _judged("python", version, text=f"{version} at {sys.executable}")
 
 
 def _packages() -> Iterator[Finding]:
@@ -64,23 +54,27 @@ def _packages() -> Iterator[Finding]:
         if version is None:
             text = "not installed: pip install 'hotspa-plugin[megatron]'"
             yield Finding(subject=package, status="problem", text=text)
-        elif package == "megatron-core":
-            yield _megatron(version)
         else:
-            yield Finding(subject=package, status="ok", text=version)
+            yield _judged(package, version, text=version)
     for package in OPTIONAL:
         version = installed_version(package)
-        yield Finding(subject=package, status="ok", text=version or "not installed (optional)")
+        if version is None:
+            yield Finding(subject=package, status="ok", text="not installed (optional)")
+        else:
+            yield _judged(package, version, text=version)
 
 
-def _megatron(version: str) -> Finding:
+def _judged(package: str, version: str, *, text: str) -> Finding:
+    """``text`` where nothing speaks against the version."""
     release = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if release >= (0, 17) and sys.version_info < (3, 12):
+    if package == "megatron-core" and release >= (0, 17) and sys.version_info < (3, 12):
         text = f"{version}: needs Python 3.12; with this one install megatron-core==0.16.1"
-        return Finding(subject="megatron-core", status="problem", text=text)
-    if release not in ((0, 16), (0, 19)):
-        return Finding(subject="megatron-core", status="note", text=f"{version}: tested are 0.16.1 and 0.19.x")
-    return Finding(subject="megatron-core", status="ok", text=version)
+        return Finding(subject=package, status="problem", text=text)
+    if package not in TESTED:
+        return Finding(subject=package, status="ok", text=text)
+    verdict = judge(package, version)
+    status = {"tested": "ok", "untested": "note", "refused": "problem"}[verdict.status]
+    return Finding(subject=package, status=status, text=verdict.text or text)
 
 
 def _machine() -> Iterator[Finding]:

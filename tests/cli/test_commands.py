@@ -337,9 +337,21 @@ def test_doctor_starts_two_ranks():
     assert finding.status == "ok", finding.text
 
 
-@pytest.mark.parametrize(("version", "status"), [("0.16.1", "ok"), ("0.18.0", "note"), ("1.0", "note")])
-def test_doctor_knows_megatrons_versions(monkeypatch, version, status):
+@pytest.mark.parametrize(
+    ("package", "version", "status"),
+    [
+        ("megatron-core", "0.16.1", "ok"),
+        ("megatron-core", "1.0", "note"),
+        ("megatron-core", "0.15.3", "problem"),
+        ("torch", "2.5.0", "problem"),
+        ("numpy", "2.0", "ok"),
+    ],
+)
+def test_doctor_judges_versions(monkeypatch, package, version, status):
     monkeypatch.setattr(sys, "version_info", (3, 12, 1))
-    assert doctor_checks._megatron(version).status == status
+    assert doctor_checks._judged(package, version, text=version).status == status
+
+
+def test_doctor_knows_which_python_megatron_needs(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 11, 1))
-    assert doctor_checks._megatron("0.19.2").status == "problem"
+    assert doctor_checks._judged("megatron-core", "0.19.2", text="").status == "problem"

@@ -77,11 +77,11 @@ def test_the_commands(tmp_path):
 
     tree = make_tree(tmp_path, "0.18")
     run = CliRunner().invoke
-    assert run(commands, ["patch", "check", "--dir", str(tree)]).exit_code == 1
-    assert "patched" in run(commands, ["patch", "apply", "--dir", str(tree)]).output
-    checked = run(commands, ["patch", "check", "--dir", str(tree)])
+    assert run(commands, ["patch", "check", "--tree", str(tree)]).exit_code == 1
+    assert "patched" in run(commands, ["patch", "apply", "--tree", str(tree)]).output
+    checked = run(commands, ["patch", "check", "--tree", str(tree)])
     assert (checked.exit_code, "applied" in checked.output) == (0, True)
-    assert "restored" in run(commands, ["patch", "revert", "--dir", str(tree)]).output
+    assert "restored" in run(commands, ["patch", "revert", "--tree", str(tree)]).output
     listed = run(commands, ["patch", "list"]).output
     assert "megatron.training.training.get_forward_backward_func" in listed
     assert "megatron.training.arguments.validate_args" in listed

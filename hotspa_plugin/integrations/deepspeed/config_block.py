@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from hotspa_plugin.data import OverlongPolicy
+from hotspa_plugin.search import AUTO
 from hotspa_plugin.strategy import StrategyPool
 
 KEY = "hotspa"
@@ -39,6 +40,11 @@ class HotspaBlock(_Block):
     the optimizer state (default: the last strategy). ``batch`` says whether ``train_batch`` is given the whole global
     batch on every rank, or a part of it by each, and ``overlong`` what becomes of a sequence over the last bound.
     ``micro_batch_tokens`` caps a strategy's micro-batches (default: its bound).
+
+    ``pool`` may be ``auto``: planned from ``profile`` (of ``hotspa profile``) for sequences of ``lengths`` (as ``hotspa
+    plan`` takes them; default: those of ``training_data``) up to ``longest_tokens`` (default: the longest of them) in
+    ``memory_limit_gb`` of a rank (10^9 bytes; default: the profile's). ``assignment`` ``batch``, the default then, lets
+    each batch's own lengths decide who trains what, in place of the ``bounds``; it needs a profile too.
     """
 
     enabled: bool = True
@@ -48,8 +54,42 @@ class HotspaBlock(_Block):
     batch: Literal["global", "per_rank"] = "global"
     overlong: OverlongPolicy = "error"
     micro_batch_tokens: dict[str, Annotated[int, pydantic.Field(gt=0)]] = {}
+    assignment: Literal["bounds", "batch"] | None = None
+    profile: str | None = None
+    lengths: str | None = None
+    longest_tokens: Annotated[int, pydantic.Field(gt=0)] | None = None
+    memory_limit_gb: Annotated[float, pydantic.Field(gt=0)] | None = None
     switch: SwitchBlock = SwitchBlock()
     seed: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 1234
+
+    @property
+    def is_auto(self) -> bool:
+        return self.pool == AUTO
+
+    @property
+    def assigns_per_batch(self) -> bool:
+        return (self.assignment or ("batch" if self.is_auto else "bounds")) == "batch"
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a profile is needed."""
+        return self.is_auto or self.assigns_per_batch
+
+    def check(self) -> None:
+        """Raises ValueError for keys that contradict each other."""
+        if self.is_planned and self.profile is None:
+            raise ValueError(
+                f"{KEY}.profile is missing: pool auto and assignment batch need what hotspa profile measured"
+            )
+        if self.is_auto and (self.home is not None or self.micro_batch_tokens):
+            given = "home" if self.home is not None else "micro_batch_tokens"
+            raise ValueError(f"{KEY}.{given} is given, but pool auto chooses it: leave it out")
+        unused = () if self.is_auto else ("lengths", "longest_tokens")
+        for name in unused if self.is_planned else ("profile", "memory_limit_gb", *unused):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{KEY}.{name} is for pool auto: leave it out")
+        if not self.is_auto:
+            self.parse_pool()
 
     def parse_pool(self) -> StrategyPool:
         """The pool, checked as far as it can be without a world size and a model."""
@@ -86,7 +126,7 @@ def read_block(config: Mapping[str, Any]) -> HotspaBlock | None:
         block = HotspaBlock.model_validate(dict(raw))
     except pydantic.ValidationError as error:
         raise ValueError(_explain(error.errors()[0])) from None
-    block.parse_pool()
+    block.check()
     return block
 
 

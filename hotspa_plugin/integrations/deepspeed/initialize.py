@@ -16,7 +16,8 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import logger
 
-from hotspa_plugin.integrations.deepspeed import config_block, engine_config, refusals
+from hotspa_plugin.compatibility import check_start
+from hotspa_plugin.integrations.deepspeed import auto_pool, config_block, engine_config, refusals
 from hotspa_plugin.integrations.deepspeed.batches import GlobalBatchLoader
 from hotspa_plugin.integrations.deepspeed.config_block import HotspaBlock
 from hotspa_plugin.integrations.deepspeed.engine import HotSwitchEngine
@@ -75,6 +76,7 @@ def initialize(
     block = config_block.read_block(loaded) if loaded is not None else None
     if block is None:
         return _original_initialize(**passed_on)
+    check_start({"torch": torch.__version__, "deepspeed": deepspeed.__version__})
     if problems := refusals.find_problems(loaded):
         raise ValueError("hotspa cannot run with " + "; ".join(problems))
     _refuse_arguments(model=model, mpu=mpu, mesh_param=mesh_param, collate_fn=collate_fn)
@@ -153,7 +155,12 @@ def _initialize(
     device = torch.device(get_accelerator().current_device_name())
     dtype, stage = engine_config.compute_dtype(config), engine_config.zero_stage(config)
     check_agreement("the hotspa block", block.model_dump_json(), device=device)
+    block, assigner, why = auto_pool.choose(
+        block, model, training_data, world_size=world_size, distributed=stage >= 1,
+        num_sequences=engine_config.train_batch_size(config, world_size),
+    )  # fmt: skip
     pool = block.parse_pool()
+    check_agreement("the pool", pool.digest(), device=device)
     try:
         pool = pool.check(world_size=world_size)
         family: ModelFamily = open_family(model, pool, block, dtype=dtype, device=device)
@@ -192,6 +199,7 @@ def _initialize(
     weights = HomeWeights(host, dtype=dtype, partitioned=stage == 3, device=device)
     loop = family.build_loop(weights, recorder=recorder)
     check_memory(needed(family.layouts()), available_bytes)
+    loop.assigner = assigner
     loader = None
     if training_data is not None:
         loader = GlobalBatchLoader(
@@ -205,6 +213,8 @@ def _initialize(
     _announce(
         f"hotspa is active: pool {pool}, home {pool.home}, {block.packing} micro-batches, {precision}, ZeRO {stage}"
     )
+    if why is not None:
+        _announce(f"hotspa: pool auto: {why}")
     if stage >= 2:
         _announce(
             f"hotspa: home's weights and gradients stay whole, so ZeRO {stage} saves little more than ZeRO 1 here"

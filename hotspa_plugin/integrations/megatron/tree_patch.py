@@ -43,12 +43,12 @@ def release_of(tree: Path) -> str:
     """The release of a Megatron-LM tree. Raises ValueError where it is none, or one without a patch."""
     info = tree / "megatron" / "core" / "package_info.py"
     if not info.is_file():
-        raise ValueError(f"--dir {tree}: is no Megatron-LM tree (it has no megatron/core/package_info.py)")
+        raise ValueError(f"--tree {tree}: is no Megatron-LM tree (it has no megatron/core/package_info.py)")
     numbers = dict(re.findall(r"^(MAJOR|MINOR)\s*=\s*(\d+)", info.read_text(encoding="utf-8"), re.MULTILINE))
     release = f"{numbers.get('MAJOR', '?')}.{numbers.get('MINOR', '?')}"
     if release not in supported_releases():
         raise ValueError(
-            f"--dir {tree}: is Megatron-LM {release}, and there are patches for "
+            f"--tree {tree}: is Megatron-LM {release}, and there are patches for "
             f"{', '.join(supported_releases())}: use one of these, or start the script with "
             "python -m hotspa_plugin.launch"
         )
@@ -128,5 +128,5 @@ def _change(tree: Path, wanted: State) -> list[tuple[str, bool]]:
 def _read(tree: Path, insertion: Insertion) -> list[str]:
     path = tree / insertion.file
     if not path.is_file():
-        raise ValueError(f"--dir {tree}: has no {insertion.file}")
+        raise ValueError(f"--tree {tree}: has no {insertion.file}")
     return path.read_text(encoding="utf-8").splitlines()

@@ -64,6 +64,11 @@ def test_absent_or_disabled(config):
         ({**GOOD, "home": "tp4"}, r"hotspa\.pool: home tp4 is not in it"),
         ({**GOOD, "micro_batch_tokens": {"tp4": 5}}, r"hotspa\.micro_batch_tokens: strategy tp4 is not in the pool"),
         ({**GOOD, "micro_batch_tokens": {"tp1": 0}}, r"hotspa\.micro_batch_tokens\.tp1 is 0"),
+        ({"pool": "auto"}, r"hotspa\.profile is missing"),
+        ({**GOOD, "assignment": "batch"}, r"hotspa\.profile is missing"),
+        ({"pool": "auto", "profile": "p.json", "home": "tp1"}, r"hotspa\.home is given, but pool auto chooses it"),
+        ({**GOOD, "profile": "p.json"}, r"hotspa\.profile is for pool auto"),
+        ({**GOOD, "lengths": "wikipedia"}, r"hotspa\.lengths is for pool auto"),
     ],
 )
 def test_mistakes_name_their_key(block, message):

@@ -51,6 +51,12 @@ class Result:
 
         return torch.load(self.folder / "parameters.pt")
 
+    def first(self, iterations: int):
+        """As if the run had ended after ``iterations``."""
+        return dataclasses.replace(
+            self, losses=self.losses[:iterations], grad_norms=self.grad_norms[:iterations]
+        )
+
 
 def write_documents(prefix: Path, documents: list) -> None:
     lengths = np.array([len(d) for d in documents], dtype="<i4")

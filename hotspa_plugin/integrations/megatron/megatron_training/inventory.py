@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+
+from hotspa_plugin.compatibility import check_start
 from hotspa_plugin.integrations.megatron.megatron_training import adaptor
 from hotspa_plugin.integrations.megatron.megatron_training.hook_table import HOOK_TABLE
 from hotspa_plugin.integrations.megatron.megatron_training.hooks import Hook, HookSet, megatron_release
@@ -41,9 +44,14 @@ def inventory() -> tuple[Hook, ...]:
 
 
 def install() -> None:
-    """Puts all hooks in place; calling it again changes nothing."""
-    import megatron.training.training  # noqa: F401  (the hooks find its aliases)
+    """Puts all hooks in place; calling it again changes nothing.
 
+    Warns of versions of torch and Megatron that were not tested; raises RuntimeError for those that cannot work.
+    """
+    import megatron.training.training  # noqa: F401  (the hooks find its aliases)
+    from megatron.core import package_info
+
+    check_start({"torch": torch.__version__, "megatron-core": package_info.__version__})
     _hooks.install(megatron_release())
 
 
