@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hotspa_plugin.integrations.deepspeed.config_block import KEY
+
 # Optimizers whose update of an element depends on that element alone, so that shards may be updated apart.
 ELEMENTWISE_OPTIMIZERS = ("adam", "adamw", "adagrad", "lion", "sgd")
 
@@ -130,6 +132,8 @@ def _look_up(config: Mapping[str, Any], path: Sequence[str]) -> Any:
 def _auto_keys(config: Mapping[str, Any], prefix: str = "") -> list[str]:
     found = []
     for key, value in config.items():
+        if key == KEY:
+            continue  # a pool may be planned
         if value == "auto":
             found.append(f"{prefix}{key}")
         elif isinstance(value, Mapping):
