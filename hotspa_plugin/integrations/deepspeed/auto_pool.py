@@ -9,8 +9,8 @@ import numpy as np
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hotspa_plugin.cost import Profile, read_profile
-from hotspa_plugin.integrations.deepspeed import hugging_face
 from hotspa_plugin.integrations.deepspeed.config_block import KEY, HotspaBlock
+from hotspa_plugin.integrations.deepspeed.model_checks import check_strategy
 from hotspa_plugin.search import BatchAssigner, LengthSource, StepModel, assigner_for, choose_pool, draw_from
 from hotspa_plugin.strategy import ParallelStrategy
 
@@ -70,7 +70,7 @@ def _profile(block: HotspaBlock, model: Any, world_size: int) -> Profile:
     for stage in profile.stages:
         try:
             # of a mere configuration only pipelines are known not to fit
-            hugging_face.check_strategy(model, stage.strategy if config is not model else ParallelStrategy(pp=stage.pp))
+            check_strategy(model, stage.strategy if config is not model else ParallelStrategy(pp=stage.pp))
         except ValueError:
             continue
         stages.append(stage)

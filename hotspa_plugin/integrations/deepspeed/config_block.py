@@ -58,7 +58,7 @@ class HotspaBlock(_Block):
     profile: str | None = None
     lengths: str | None = None
     longest_tokens: Annotated[int, pydantic.Field(gt=0)] | None = None
-    memory_limit_gb: Annotated[float, pydantic.Field(gt=0)] | None = None
+    memory_limit_gb: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] | None = None
     switch: SwitchBlock = SwitchBlock()
     seed: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 1234
 

@@ -161,8 +161,8 @@ class HotSwitchEngine:
                 raise ValueError("batch: has no target token, so there is nothing to train")
             if not math.isfinite(result.loss) or not self.weights.gradients_are_finite():
                 raise ValueError(
-                    f"batch: its loss is {result.loss} at step {step} and its gradient is not finite; no step was taken, "
-                    "and the weights are as before: look at the data, the weights and the learning rate"
+                    f"batch: its loss is {result.loss} at step {step}, or its gradient is not finite; no step was "
+                    "taken, and the weights are as before: look at the data, the weights and the learning rate"
                 )
         self.last_result = result
         self.num_overlong += getattr(batch, "num_overlong", 0)

@@ -42,8 +42,8 @@ class MegatronFamily:
             chunks = build(self.pool.home, True)
         if not isinstance(chunks, list) or not all(isinstance(chunk, MegatronModule) for chunk in chunks):
             raise ValueError(
-                f"model: the builder returned {type(chunks).__name__}, but must return a list of Megatron-core modules, "
-                "this rank's model chunks"
+                f"model: the builder returned {type(chunks).__name__}, but must return a list of Megatron-core "
+                "modules, this rank's model chunks"
             )
         for chunk in chunks:
             chunk.train()

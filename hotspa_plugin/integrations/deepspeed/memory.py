@@ -56,8 +56,8 @@ def check_memory(needed: tuple[ResidentMemory, ...], available_bytes: int | None
         return
     gib = 2**30
     raise ValueError(
-        f"hotspa.pool: strategy {fullest.strategy} needs {fullest.total_bytes / gib:.2f} GiB a rank before any activation "
-        f"(home {fullest.home_bytes / gib:.2f}, slab {fullest.slab_bytes / gib:.2f}, switch "
+        f"hotspa.pool: strategy {fullest.strategy} needs {fullest.total_bytes / gib:.2f} GiB a rank before any "
+        f"activation (home {fullest.home_bytes / gib:.2f}, slab {fullest.slab_bytes / gib:.2f}, switch "
         f"{fullest.staging_bytes / gib:.2f}), but a rank has {available_bytes / gib:.2f} GiB here: take a home or "
         "strategy with more tensor or pipeline parallel, zero_optimization.stage 1, or less hotspa.switch.memory_mb"
     )

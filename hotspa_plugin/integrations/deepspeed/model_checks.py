@@ -37,8 +37,8 @@ def check_model(model: PreTrainedModel) -> None:
     for settings in [rope, *(value for value in rope.values() if isinstance(value, Mapping))]:
         if settings.get("rope_type") in ("dynamic", "longrope"):
             raise ValueError(
-                f"model: rope_type {settings['rope_type']!r} depends on the longest sequence beside, which differs from "
-                "micro-batch to micro-batch: use default, linear, llama3 or yarn"
+                f"model: rope_type {settings['rope_type']!r} depends on the longest sequence beside, which differs "
+                "from micro-batch to micro-batch: use default, linear, llama3 or yarn"
             )
     persistent = set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if persistent:

@@ -69,10 +69,10 @@ def open_family(
         from hotspa_plugin.integrations.deepspeed.megatron_family import MegatronFamily
 
         return MegatronFamily(model, pool, block, dtype=dtype, device=device)
+    name = model.__name__ if isinstance(model, type) else type(model).__name__
     raise ValueError(
-        f"model: {model.__name__ if isinstance(model, type) else type(model).__name__} can be trained by DeepSpeed, but not switched: pass a Hugging Face causal "
-        "language model (or its configuration), or a builder of Megatron-core models, "
-        "build(strategy, initialize)"
+        f"model: {name} can be trained by DeepSpeed, but not switched: pass a Hugging Face causal language model (or "
+        "its configuration), or a builder of Megatron-core models, build(strategy, initialize)"
     )
 
 

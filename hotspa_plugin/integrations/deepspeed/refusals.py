@@ -6,12 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hotspa_plugin.integrations.deepspeed.config_block import KEY
+
 # Optimizers whose update of an element depends on that element alone, so that shards may be updated apart.
 ELEMENTWISE_OPTIMIZERS = ("adam", "adamw", "adagrad", "lion", "sgd")
 
 # The beginnings of names, in lower case, of optimizers that look at whole tensors.
 _NOT_ELEMENTWISE = (
-    "lamb", "fusedlamb", "lars", "adafactor", "muon", "shampoo", "soap", "lbfgs", "galore", "onebit", "zerooneadam", "sparseadam",
+    "lamb", "fusedlamb", "lars", "adafactor", "muon", "shampoo", "soap", "lbfgs", "galore", "onebit", "zerooneadam",
+    "sparseadam",
 )  # fmt: skip
 _BF16_KEYS = (
     "enabled", "immediate_grad_update", "check_grad_overflow", "bf16_master_weights_and_grads", "bf16_optimizer_states",
@@ -92,7 +95,7 @@ def find_problems(config: Mapping[str, Any]) -> list[str]:
         found.append(f"zero_optimization.stage: is {json.dumps(stage)}, but must be 0, 1, 2 or 3")
     accumulation = _look_up(config, ("data_types", "grad_accum_dtype"))
     if accumulation not in (None, "auto", "fp32"):
-        found.append(f"data_types.grad_accum_dtype: is {json.dumps(accumulation)}, but gradients are accumulated in fp32")
+        found.append(f"data_types.grad_accum_dtype: is {json.dumps(accumulation)}, but gradients are summed in fp32")
     return found + _bf16_problems(config)
 
 
@@ -129,6 +132,8 @@ def _look_up(config: Mapping[str, Any], path: Sequence[str]) -> Any:
 def _auto_keys(config: Mapping[str, Any], prefix: str = "") -> list[str]:
     found = []
     for key, value in config.items():
+        if key == KEY:
+            continue  # a pool may be planned
         if value == "auto":
             found.append(f"{prefix}{key}")
         elif isinstance(value, Mapping):

@@ -58,7 +58,7 @@ def test_absent_or_disabled(config):
         ({**GOOD, "overlong": "cut"}, r"hotspa\.overlong is \"cut\": .*'truncate'"),
         ({**GOOD, "seed": -1}, r"hotspa\.seed is -1"),
         ({**GOOD, "seed": 1.5}, r"hotspa\.seed is 1\.5"),
-        ({**GOOD, "micro_batch_tokens": {"tp1": 63}}, r"hotspa\.micro_batch_tokens: 63 of tp1 .* at least its bound, 64"),
+        ({**GOOD, "micro_batch_tokens": {"tp1": 63}}, r"hotspa\.micro_batch_tokens: 63 of tp1 .* its bound, 64"),
         ({"pool": "tp1:64 xp2:128"}, r"hotspa\.pool: entry at character 8: strategy 'xp2': 'xp2' at character 1"),
         ({"pool": "tp1:64 tp2:32"}, r"hotspa\.pool: bound 32 of tp2 is not above"),
         ({**GOOD, "home": "tp4"}, r"hotspa\.pool: home tp4 is not in it"),
@@ -142,7 +142,7 @@ def test_settings_that_are_fine():
         "train_batch_size": 8, "optimizer": {"type": "AdamW"}, "bf16": {"enabled": True}, "fp16": {"enabled": False},
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}, "overlap_comm": True},
         "autotuning": {"enabled": False}, "tensor_parallel": {"autotp_size": 1}, "compile": {"deepcompile": False},
-        "flops_profiler": {"enabled": False}, "gradient_clipping": 1.0, "communication_data_type": "fp32",
+        "hotspa": {"pool": "auto"}, "flops_profiler": {"enabled": False}, "gradient_clipping": 1.0, "communication_data_type": "fp32",
     }  # fmt: skip
     assert refusals.find_problems(config) == []
 

@@ -41,8 +41,8 @@ def layout(label: str, tp: int, num_ranks: int = 4, dtype: str = "float32") -> S
 )
 def test_bytes(stage, optimizer, item_size_bytes, home_bytes, slab_bytes):
     slab, home = resident_memory(
-        {"tp1": layout("tp1", 1), "tp2": layout("tp2", 2)}, home="tp2", home_dp=2, zero_stage=stage, optimizer=optimizer,
-        item_size_bytes=item_size_bytes, staging_bytes=100,
+        {"tp1": layout("tp1", 1), "tp2": layout("tp2", 2)}, home="tp2", home_dp=2, zero_stage=stage,
+        optimizer=optimizer, item_size_bytes=item_size_bytes, staging_bytes=100,
     )  # fmt: skip
     assert (home.strategy, home.home_bytes, home.slab_bytes, home.staging_bytes) == ("tp2", home_bytes, 0, 0)
     assert (slab.strategy, slab.home_bytes, slab.slab_bytes, slab.staging_bytes) == ("tp1", home_bytes, slab_bytes, 100)
