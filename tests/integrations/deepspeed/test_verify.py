@@ -61,7 +61,7 @@ def test_tied_embeddings_and_vocabularies_that_do_not_divide(workers, family, vo
 
 def test_report_has_the_keys_of_megatrons(workers):
     """The same question gives the same JSON, whichever engine was asked."""
-    case = {"model": "tiny-gpt", "pool": "tp1:64 tp2:128", "lengths": LENGTHS[1:], "dtype": "bf16"}
+    case = {"model": "tiny-gpt", "pool": "tp1:64 tp2:256", "lengths": LENGTHS[1:], "dtype": "bf16"}
     ours = verify_case(workers, DeepSpeedVerifyCase(**case))
     theirs = verify_megatron_case(workers, VerifyCase(**case))
     assert ours["exact"] and theirs["exact"]
