@@ -142,7 +142,8 @@ def test_settings_that_are_fine():
         "train_batch_size": 8, "optimizer": {"type": "AdamW"}, "bf16": {"enabled": True}, "fp16": {"enabled": False},
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}, "overlap_comm": True},
         "autotuning": {"enabled": False}, "tensor_parallel": {"autotp_size": 1}, "compile": {"deepcompile": False},
-        "hotspa": {"pool": "auto"}, "flops_profiler": {"enabled": False}, "gradient_clipping": 1.0, "communication_data_type": "fp32",
+        "hotspa": {"pool": "auto"}, "flops_profiler": {"enabled": False},
+        "gradient_clipping": 1.0, "communication_data_type": "fp32",
     }  # fmt: skip
     assert refusals.find_problems(config) == []
 
