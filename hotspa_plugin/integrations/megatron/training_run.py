@@ -301,20 +301,24 @@ def train_rank(
     command: str = "",
     *,
     description: str = "training",
+    tells: bool = True,
     save_initial: Path | None = None,
     load_initial: Path | None = None,
     build: TrainerBuilder = build_trainer,
 ) -> list[StepRecord]:
     """Trains on this rank; rank 0 shows progress and writes the records. Returns this session's steps.
 
+    With ``tells`` rank 0 also says what it is about to do, and at the end where the records lie.
     ``save_initial`` and ``load_initial`` name a file for the whole parameters before the first step, so that
     several runs can start alike.
     """
     set_activity("start")
     prepare_process()
+    from hotspa_plugin.integrations.megatron.plan_summary import plan_summary
     from hotspa_plugin.integrations.megatron.train_loop import TrainLoop
     from hotspa_plugin.report.console import TrainingProgress
 
+    tells = tells and rank == 0
     device = torch.device(torch.cuda.current_device())
     # Paths may be mounted elsewhere on another machine; what lies there is compared below.
     places = {"data": {"path", "tokenizer"}, "run": {"out", "profile", "plan_cache"}}
@@ -366,6 +370,8 @@ def train_rank(
         initial, _ = trainer.gather_parameters()
         if rank == 0:
             torch.save(initial, save_initial)
+    if tells:
+        print("\n".join(plan_summary(plan, num_ranks=world_size, first_step=loop.first_step)), flush=True)
     with recorder, ahead:
         if rank == 0:
             with TrainingProgress(config.run.steps, first_step=loop.first_step, description=description) as progress:
@@ -374,4 +380,6 @@ def train_rank(
         else:
             records = loop.run()
         dist.barrier()  # all spans are written before rank 0 merges them
+    if tells:
+        print(f"records are in {out}; hotspa report {out} shows them", flush=True)
     return records

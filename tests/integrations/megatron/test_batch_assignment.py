@@ -1,5 +1,7 @@
 """Batches divided by their own lengths: exact, prepared a step ahead, and every sequence where it fits."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -66,7 +68,8 @@ def train_apart(case):
 
     trainer = build_trainer(case)
     if dist.get_rank() == 1:
-        trainer.loop.assigner = BatchAssigner(case.options[::-1])
+        fast = dataclasses.replace(case.options[1], cost=MicroBatchCost(a_s_per_token2=0, b_s_per_token=1e-9, c_s=0))
+        trainer.loop.assigner = BatchAssigner([case.options[0], fast])
     try:
         trainer.accumulate(make_batch(case, 0))
     except RuntimeError as error:
@@ -79,6 +82,6 @@ def test_ranks_that_assign_differently_are_stopped(workers):
     from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase
 
     options = options_of("tp1:128 tp2:256")
-    case = VerifyCase(pool="tp1:128 tp2:256", lengths=((7, 100, 250, 30),), options=options)
+    case = VerifyCase(pool="tp1:128 tp2:256", lengths=((7, 100, 250, 250, 30),), options=options)
     for said in workers.run(train_apart, case=case):
         assert "ranks disagree about the assignment of step 0: rank(s) [1] differ from rank 0" in said
