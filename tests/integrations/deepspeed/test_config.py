@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import hotspa_plugin
 from hotspa_plugin.integrations.deepspeed import engine_config, refusals
 from hotspa_plugin.integrations.deepspeed.config_block import load_config, read_block
 from hotspa_plugin.integrations.deepspeed.doctor import examine_config
@@ -142,7 +145,8 @@ def test_settings_that_are_fine():
         "train_batch_size": 8, "optimizer": {"type": "AdamW"}, "bf16": {"enabled": True}, "fp16": {"enabled": False},
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}, "overlap_comm": True},
         "autotuning": {"enabled": False}, "tensor_parallel": {"autotp_size": 1}, "compile": {"deepcompile": False},
-        "hotspa": {"pool": "auto"}, "flops_profiler": {"enabled": False}, "gradient_clipping": 1.0, "communication_data_type": "fp32",
+        "hotspa": {"pool": "auto"}, "flops_profiler": {"enabled": False},
+        "gradient_clipping": 1.0, "communication_data_type": "fp32",
     }  # fmt: skip
     assert refusals.find_problems(config) == []
 
@@ -155,6 +159,14 @@ def test_optimizers_of_the_users_own():
     refusals.check_optimizer(torch.optim.AdamW(parameters))
     with pytest.raises(ValueError, match="optimizer: Lamb does not update elementwise"):
         refusals.check_optimizer(Lamb(parameters))
+
+
+def test_documented_families_are_those_that_are_taken():
+    from hotspa_plugin.integrations.deepspeed.model_checks import EXACT_FAMILIES
+
+    text = Path(hotspa_plugin.__file__).parents[1].joinpath("docs/deepspeed.md").read_text(encoding="utf-8")
+    listed = text.split("others are refused:")[1].split("Also refused")[0]
+    assert re.findall(r"`(\w+)`", listed) == list(EXACT_FAMILIES)
 
 
 def test_engine_is_given_fp32_and_one_backward_pass():
