@@ -149,9 +149,8 @@ def test_what_is_wrong_on_purpose_shows(pretrain, static, fault, model, flags):
         assert_same_training(hot, expected)
 
 
-def test_the_check_of_copies_finds_the_first_step_at_which_they_differ(pretrain):
-    # The learning rate of the first step is 0.
-    said = r"step 2: copies of parameters differ: \S*norm\S* \(ranks 0 and [123]\)"
+def test_the_checks_find_the_first_flush_that_is_wrong(pretrain):
+    said = r"step 0, after the flush from tp1: the gradient of \S*norm\S* did not come home"
     with pytest.raises(RuntimeError, match=said):
         pretrain(f"{HOME_TP4} {SAMPLE} --hotspa-check-every 1", fault="identical_added_to_one_copy")
 

@@ -16,6 +16,7 @@ from hotspa_plugin.integrations.megatron.megatron_training.copy_check import che
 from hotspa_plugin.integrations.megatron.megatron_training.packed import packed_forward_step
 from hotspa_plugin.integrations.megatron.megatron_training.step_log import StepLog, StepRecords
 from hotspa_plugin.integrations.megatron.megatron_training.strategy_arguments import StrategyArguments
+from hotspa_plugin.integrations.megatron.overlap import gather_parameters
 from hotspa_plugin.integrations.megatron.runner import MegatronRunner, to_device
 from hotspa_plugin.integrations.megatron.schedule import HotSwitchSchedule
 from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
@@ -120,6 +121,8 @@ class HotRun:
             home = self.schedule.home
             if self._layout is None:
                 self._layout = home.read_layout()
+            with home.state.active():
+                gather_parameters(home.chunks)  # --overlap-param-gather leaves that to the next forward pass
             check_copies(self._layout, torch.distributed.get_rank(), home.parameters, step=iteration)
 
     def _make_runner(self, modules: StrategyModules) -> MegatronRunner:
