@@ -21,9 +21,11 @@ LENGTHS = ((7, 65, 1, 64, 200, 30), (5, 129, 90))
     "case",
     [
         {"model": "hf-qwen3", "zero_stage": 1, "dtype": "bf16", "home": "tp2"},
-        {"model": "hf-llama", "frozen": ("embed_tokens", "layers.0"), "packing": "padded"},
-        {"model": "tiny-gpt", "zero_stage": 2, "pool": "tp1:64 pp2:128 tp2pp2:256", "home": "pp2"},
-        {"model": "tiny-llama", "distributed_optimizer": True, "dtype": "bf16"},
+        pytest.param({"model": "hf-llama", "frozen": ("embed_tokens", "layers.0"), "packing": "padded"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"model": "tiny-gpt", "zero_stage": 2, "pool": "tp1:64 pp2:128 tp2pp2:256", "home": "pp2"}, marks=pytest.mark.slow
+        ),
+        pytest.param({"model": "tiny-llama", "distributed_optimizer": True, "dtype": "bf16"}, marks=pytest.mark.slow),
     ],
     ids=lambda case: "-".join(map(str, case.values())),
 )
