@@ -39,12 +39,7 @@ class MegatronFamily:
         self.home_grid = self._states.grids[self.pool.home_index]
         torch.manual_seed(block.seed)  # so that replicas start alike
         with self._states.home.active():
-            chunks = build(self.pool.home, True)
-        if not isinstance(chunks, list) or not all(isinstance(chunk, MegatronModule) for chunk in chunks):
-            raise ValueError(
-                f"model: the builder returned {type(chunks).__name__}, but must return a list of Megatron-core "
-                "modules, this rank's model chunks"
-            )
+            chunks = self._build_chunks(self.pool.home, True)
         for chunk in chunks:
             chunk.train()
             wrong = [name for name, p in chunk.named_parameters() if p.dtype is not dtype]
@@ -58,6 +53,22 @@ class MegatronFamily:
         self.trainable = {name: p.requires_grad for name, p in self._home.parameters.items()}
         self._loop: BucketLoop | None = None
         self.vocab_size = getattr(chunks[0], "vocab_size", None)
+
+    def _build_chunks(self, strategy: ParallelStrategy, initialize: bool) -> list[MegatronModule]:
+        chunks = self._build(strategy, initialize)
+        if not isinstance(chunks, list) or not all(isinstance(chunk, MegatronModule) for chunk in chunks):
+            raise ValueError(
+                f"model: the builder returned {type(chunks).__name__}, but must return a list of Megatron-core "
+                "modules, this rank's model chunks"
+            )
+        for chunk in chunks:
+            # Losses are sums over tokens, divided once by the tokens of the whole batch, not per micro-batch.
+            chunk.config.calculate_per_token_loss = True
+            # Stages must tell each other how long a micro-batch is, since no two need be equally long.
+            chunk.config.variable_seq_lengths = True
+            # Ranks without work in a bucket would leave the others waiting in a timer's barrier.
+            chunk.config.barrier_with_L1_time = False
+        return chunks
 
     def layouts(self) -> dict[str, ShardLayout]:
         found = {str(self.pool.home): self.home_layout}
@@ -83,7 +94,7 @@ class MegatronFamily:
         self._loop = build_bucket_loop(
             self._states,
             self._home,
-            self._build,
+            self._build_chunks,
             seed=self._block.seed,
             packing=self._block.packing,
             switch=SwitchOptions(

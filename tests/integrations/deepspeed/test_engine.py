@@ -74,7 +74,6 @@ def test_bf16_differs_from_fp32_no_more_than_static_deepspeed(workers):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="the static DeepSpeed run that it compares with does not start on a Megatron model")
 def test_bf16_megatron_model_differs_no_more_than_static_deepspeed(workers):
     pytest.importorskip("megatron.core")
     batches, preset = EVEN * 3, "tiny-llama"

@@ -253,6 +253,7 @@ def train_deepspeed_megatron(
     process.prepare_process()
     import deepspeed
 
+    from hotspa_plugin.integrations.deepspeed.groups import HomeGroups
     from hotspa_plugin.integrations.megatron.gpt import build_gpt
     from hotspa_plugin.integrations.megatron.session import ParallelStates
     from hotspa_plugin.runtime.global_view import gather_global, load_global
@@ -267,7 +268,10 @@ def train_deepspeed_megatron(
         modules = states.modules(0, [model], [model])
         layout = modules.read_layout()
         load_global(layout, rank, initial, {name: p.data for name, p in modules.parameters.items()})
-        engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=config)
+        engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=list(model.parameters()), config=config,
+            mpu=HomeGroups(states.grids[0], rank, states.registry),  # Megatron's parameters make DeepSpeed ask for one
+        )  # fmt: skip
 
         def logits_of(ids: torch.Tensor) -> torch.Tensor:
             positions = torch.arange(ids.shape[1])[None]
