@@ -33,7 +33,7 @@ def measure_cases(
     All contenders move the parameters of the same two models and take turns; figures are medians over
     ``num_rounds`` of the slowest rank's seconds. ``flush_s`` is the way back, adding; ``reduce_scatter_s`` what its
     alternative takes before anything comes home: a reduce-scatter of as many bytes over the replicas (None where there
-    is one replica).
+    is one replica). ``megatron_resharding_s`` is None where the installed Megatron cannot make the switch.
     """
     from hotspa_plugin.integrations.megatron.process import prepare_process
 
@@ -91,11 +91,13 @@ def measure_cases(
         flush = ReshardExecutor(
             build_flush_plan(second, first, plan), rank, TorchDistributedTransport(), tensors[1], tensors[0]
         )
-        others = {"megatron_resharding_s": megatron_resharding, "flush_s": flush.run}
+        others: dict[str, Callable[[], object]] = {"flush_s": flush.run}
+        if _works_everywhere(megatron_resharding):
+            others["megatron_resharding_s"] = megatron_resharding
         replicas = after[0].pg_collection.dp
         if replicas.size() > 1:
             others["reduce_scatter_s"] = _reduce_scatter(tensors[1].values(), replicas)
-        seconds = {"reduce_scatter_s": None}
+        seconds = {"reduce_scatter_s": None, "megatron_resharding_s": None}
         seconds |= measure_switch(plan, num_rounds=num_rounds, others=others, tensors=tensors)
         costs = plan_costs(plan)
         num_parameters = sum(int(torch.tensor(t.shape).prod()) for t in first.tensors)
@@ -115,6 +117,17 @@ def measure_cases(
             }
         )
     return rows
+
+
+def _works_everywhere(contender: Callable[[], object]) -> bool:
+    """Whether ``contender`` runs through on every rank. Megatron-core 0.16 finds no sender in some switches."""
+    try:
+        contender()
+        failed = torch.zeros(1)
+    except RuntimeError:
+        failed = torch.ones(1)
+    dist.all_reduce(failed)
+    return not failed.item()
 
 
 def _reduce_scatter(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> Callable[[], object]:
