@@ -194,14 +194,6 @@ def _over(row: dict[str, Any], name: str) -> str:
     return f"{value / 1e6:,.1f}{over}"
 
 
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _ratio(slower: float | None, faster: float) -> str:
-    return "-" if slower is None else f"{slower / faster:.2f}x"
-
-
 _TABLE_WIDTH = 150
 _PLAN_COLUMNS = {
     "case": lambda row: row["case"],
@@ -220,10 +212,10 @@ _MEASURED_COLUMNS = {
     "raw all-to-all": lambda row: f"{row['raw_all_to_all_s']:.3f}",
     "raw copy": lambda row: f"{row['raw_copy_s']:.3f}",
     "over raw": lambda row: f"{row['switch_s'] / max(row['raw_all_to_all_s'] + row['raw_copy_s'], 1e-9):.2f}x",
-    "Megatron resharding": lambda row: _seconds(row["megatron_resharding_s"]),
-    "faster": lambda row: _ratio(row["megatron_resharding_s"], row["switch_s"]),
+    "Megatron resharding": lambda row: f"{row['megatron_resharding_s']:.3f}",
+    "faster": lambda row: f"{row['megatron_resharding_s'] / row['switch_s']:.2f}x",
     "flush": lambda row: f"{row['flush_s']:.3f}",
-    "reduce-scatter": lambda row: _seconds(row["reduce_scatter_s"]),
+    "reduce-scatter": lambda row: "-" if row["reduce_scatter_s"] is None else f"{row['reduce_scatter_s']:.3f}",
 }
 _POLICY_COLUMNS = {
     "case": lambda row: row["case"],

@@ -33,7 +33,7 @@ def measure_cases(
     All contenders move the parameters of the same two models and take turns; figures are medians over
     ``num_rounds`` of the slowest rank's seconds. ``flush_s`` is the way back, adding; ``reduce_scatter_s`` what its
     alternative takes before anything comes home: a reduce-scatter of as many bytes over the replicas (None where there
-    is one replica). ``megatron_resharding_s`` is None where the installed Megatron cannot make the switch.
+    is one replica).
     """
     from hotspa_plugin.integrations.megatron.process import prepare_process
 
@@ -62,7 +62,6 @@ def measure_cases(
         max_positions=64,
     )
     registry = ProcessGroupRegistry()
-    built: dict[str, tuple] = {}
 
     def build(text: str) -> tuple:
         strategy = ParallelStrategy.parse(text).resolve(num_ranks)
@@ -75,12 +74,9 @@ def measure_cases(
 
     rows = []
     for source, destination in cases:
-        for text in set(built) - {source, destination}:
-            del built[text]  # two models at a time
-        for text in (source, destination):
-            if text not in built:
-                built[text] = build(text)
-        (state, before, first), (_, after, second) = built[source], built[destination]
+        # Both anew: megatron-core 0.16 keeps a plan with its target, whatever the next source is.
+        before = after = tensors = flush = None  # two models at a time
+        (state, before, first), (_, after, second) = build(source), build(destination)
         plan = build_switch_plan(first, second)
 
         def megatron_resharding() -> None:
@@ -91,13 +87,11 @@ def measure_cases(
         flush = ReshardExecutor(
             build_flush_plan(second, first, plan), rank, TorchDistributedTransport(), tensors[1], tensors[0]
         )
-        others: dict[str, Callable[[], object]] = {"flush_s": flush.run}
-        if _works_everywhere(megatron_resharding):
-            others["megatron_resharding_s"] = megatron_resharding
+        others = {"megatron_resharding_s": megatron_resharding, "flush_s": flush.run}
         replicas = after[0].pg_collection.dp
         if replicas.size() > 1:
             others["reduce_scatter_s"] = _reduce_scatter(tensors[1].values(), replicas)
-        seconds = {"reduce_scatter_s": None, "megatron_resharding_s": None}
+        seconds = {"reduce_scatter_s": None}
         seconds |= measure_switch(plan, num_rounds=num_rounds, others=others, tensors=tensors)
         costs = plan_costs(plan)
         num_parameters = sum(int(torch.tensor(t.shape).prod()) for t in first.tensors)
@@ -117,17 +111,6 @@ def measure_cases(
             }
         )
     return rows
-
-
-def _works_everywhere(contender: Callable[[], object]) -> bool:
-    """Whether ``contender`` runs through on every rank. Megatron-core 0.16 finds no sender in some switches."""
-    try:
-        contender()
-        failed = torch.zeros(1)
-    except RuntimeError:
-        failed = torch.ones(1)
-    dist.all_reduce(failed)
-    return not failed.item()
 
 
 def _reduce_scatter(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> Callable[[], object]:
