@@ -62,7 +62,6 @@ def measure_cases(
         max_positions=64,
     )
     registry = ProcessGroupRegistry()
-    built: dict[str, tuple] = {}
 
     def build(text: str) -> tuple:
         strategy = ParallelStrategy.parse(text).resolve(num_ranks)
@@ -75,12 +74,9 @@ def measure_cases(
 
     rows = []
     for source, destination in cases:
-        for text in set(built) - {source, destination}:
-            del built[text]  # two models at a time
-        for text in (source, destination):
-            if text not in built:
-                built[text] = build(text)
-        (state, before, first), (_, after, second) = built[source], built[destination]
+        # Both anew: megatron-core 0.16 keeps a plan with its target, whatever the next source is.
+        before = after = tensors = flush = None  # two models at a time
+        (state, before, first), (_, after, second) = build(source), build(destination)
         plan = build_switch_plan(first, second)
 
         def megatron_resharding() -> None:
