@@ -1,5 +1,6 @@
 # Every target does its own set-up, in virtual environments inside this folder (see .ci/environment.py).
-# make test ARGS="-k switch"   passes arguments on;   make demo PYTHON=/path/to/python3.12   picks an interpreter.
+# make test ARGS="-k switch"   passes arguments on;   make demo PYTHON=/path/to/python3.12   picks an interpreter;
+# make test-all SLOW_ARGS="--minutes 20"   starts no further slow test after 20 minutes.
 
 BOOTSTRAP := $(or $(shell command -v python3),$(shell command -v python),python3)
 ENVIRONMENT := @$(BOOTSTRAP) .ci/environment.py
@@ -25,7 +26,7 @@ test:
 	$(ENVIRONMENT) test $(ARGS)
 
 test-slow:
-	$(ENVIRONMENT) test-slow $(ARGS)
+	$(ENVIRONMENT) test-slow $(ARGS) $(SLOW_ARGS)
 
 test-te:
 	@$(BOOTSTRAP) .ci/transformer_engine.py $(ARGS)

@@ -125,3 +125,9 @@ def test_unknown_command_explains_itself():
     done = subprocess.run([sys.executable, str(SCRIPT), "fly"], capture_output=True, text=True)
     assert done.returncode == 1
     assert "environment.py setup" in done.stderr
+
+
+def test_no_test_is_started_after_the_minutes_are_over():
+    command = [sys.executable, "-m", "pytest", "--minutes", "0", f"{__file__}::test_preference"]
+    done = subprocess.run(command, cwd=SCRIPT.parent.parent, capture_output=True, text=True, timeout=120)
+    assert "1 skipped" in done.stdout and "passed" not in done.stdout

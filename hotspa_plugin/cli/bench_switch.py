@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import click
 from hotspa_plugin.cli import options
 
 MEASURE = "hotspa_plugin.integrations.megatron.switch_measurement:measure_cases"
+NODE_MEASUREMENT = "hotspa_plugin.integrations.megatron.node_measurement"
 DEFAULT_MEASURED = "tp4:tp1,tp2pp2:tp1,tp1:tp2pp2,tp4:tp2pp2"
+DEFAULT_ON_NODES = "tp4:tp1,tp2pp2:tp1"
 
 
 @click.command()
@@ -21,11 +24,19 @@ DEFAULT_MEASURED = "tp4:tp1,tp2pp2:tp1,tp1:tp2pp2,tp4:tp2pp2"
 @click.option("--plan-ranks", type=click.IntRange(min=2), metavar="N", help="Only the planned cases with N ranks.")
 @click.option("--model", metavar="NAME", help="Only the planned cases of one model: llama-7b, llama-13b or llama-32b.")
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this sender policy; may be repeated.")
-@click.option("--cases", "measured", default=DEFAULT_MEASURED, show_default=True, metavar="FROM:TO,...",
-              help="Switches to measure, as pairs of strategies.")  # fmt: skip
+@click.option("--cases", "measured", show_default=f"{DEFAULT_MEASURED}; on two nodes {DEFAULT_ON_NODES}",
+              metavar="FROM:TO,...", help="Switches to measure, as pairs of strategies.")  # fmt: skip
 @click.option("--rounds", "num_rounds", type=click.IntRange(min=1), default=10, show_default="10", metavar="N",
               help="Times that each measured contender runs, all taking turns.")  # fmt: skip
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write a picture (SVG) of who sends what to whom in the first planned case.")  # fmt: skip
 @click.option("--no-plans", is_flag=True, help="Measure only.")
+@click.option("--nodes", "num_nodes", type=click.IntRange(1, 2), default=1, show_default="1", metavar="N",
+              help="2: measure policies and overlap on two nodes: network namespaces, which need root.")  # fmt: skip
+@click.option("--link-mbit", type=click.FloatRange(min=0, min_open=True), metavar="M",
+              help="Speed of the link between the two nodes, megabits a second each way.")  # fmt: skip
+@click.option("--timeline", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="With two nodes: write a picture (SVG) of a step with overlap there.")  # fmt: skip
 @options.timeout_option
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write all figures there.")  # fmt: skip
@@ -34,9 +45,13 @@ def switch(
     plan_ranks: int | None,
     model: str | None,
     policies: tuple[str, ...],
-    measured: str,
+    measured: str | None,
     num_rounds: int,
+    picture: Path | None,
     no_plans: bool,
+    num_nodes: int,
+    link_mbit: float | None,
+    timeline: Path | None,
     timeout_s: float,
     json_path: Path | None,
 ) -> None:
@@ -51,14 +66,28 @@ def switch(
 
     options.require_packages()
     console = Console()
+    if console.width < _TABLE_WIDTH:
+        console.width = _TABLE_WIDTH  # a narrow terminal breaks lines, which still says more than cut figures
+    if (num_nodes == 2) != (link_mbit is not None):
+        raise ValueError("--nodes 2 and --link-mbit M belong together: give both or neither")
+    if picture is not None and no_plans:
+        raise ValueError("--picture shows a planned case: leave --no-plans out")
+    if timeline is not None and num_nodes == 1:
+        raise ValueError("--timeline shows a step on two nodes: give --nodes 2 --link-mbit M too")
     planned: list[dict[str, Any]] = []
     if not no_plans:
         planned = _plan(console, plan_ranks, model, policies)
-    rows: list[dict[str, Any]] = []
-    if num_ranks:
-        rows = _measure(console, num_ranks, _parse_cases(measured, num_ranks), num_rounds, timeout_s)
+        if picture is not None:
+            _draw_traffic(picture, plan_ranks, model)
+    found: dict[str, Any] = {"plans": planned, "measured": []}
+    if num_ranks and link_mbit is None:
+        cases = _parse_cases(measured or DEFAULT_MEASURED, num_ranks)
+        found["measured"] = _measure(console, num_ranks, cases, num_rounds, timeout_s)
+    elif num_ranks:
+        cases = _parse_cases(measured or DEFAULT_ON_NODES, num_ranks)
+        found["nodes"] = _measure_nodes(console, num_ranks, link_mbit, cases, num_rounds, timeline, timeout_s)
     if json_path is not None:
-        json_path.write_text(json.dumps({"plans": planned, "measured": rows}, indent=1), encoding="utf-8")
+        json_path.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 def _plan(console: Any, num_ranks: int | None, model: str | None, policies: Sequence[str]) -> list[dict[str, Any]]:
@@ -75,6 +104,20 @@ def _plan(console: Any, num_ranks: int | None, model: str | None, policies: Sequ
     return rows
 
 
+def _draw_traffic(path: Path, num_ranks: int | None, model: str | None) -> None:
+    from hotspa_plugin.report.traffic_svg import traffic_svg
+    from hotspa_plugin.resharding import build_switch_plan, traffic
+    from hotspa_plugin.resharding.bench import switch_cases
+
+    case = switch_cases(num_ranks, model)[0]
+    layouts = case.layouts()
+    squares = [
+        (policy, traffic(build_switch_plan(*layouts, policy=policy, node_of_rank=case.node_of_rank)))
+        for policy in ("balanced", "new_greedy")
+    ]
+    path.write_text(traffic_svg(case.name, squares, case.node_of_rank), encoding="utf-8")
+
+
 def _measure(
     console: Any, num_ranks: int, cases: list[tuple[str, str]], num_rounds: int, timeout_s: float
 ) -> list[dict[str, Any]]:
@@ -85,6 +128,48 @@ def _measure(
     rows = launch(MEASURE, num_ranks, (MeasuredModel(), cases, num_rounds), timeout_s=timeout_s)[0]
     console.print(_table("Measured, medians in seconds", rows, _MEASURED_COLUMNS))
     return rows
+
+
+def _measure_nodes(
+    console: Any,
+    num_ranks: int,
+    link_mbit: float,
+    cases: list[tuple[str, str]],
+    num_rounds: int,
+    timeline: Path | None,
+    timeout_s: float,
+) -> dict[str, Any]:
+    from hotspa_plugin.integrations.megatron.node_measurement import OverlapCase, summarize_overlap
+    from hotspa_plugin.layout import GPTSizes
+    from hotspa_plugin.report.reader import read_run
+    from hotspa_plugin.report.timeline_svg import write_timeline_svg
+    from hotspa_plugin.runtime.node_network import ThrottledNodes
+    from hotspa_plugin.runtime.worker_pool import WorkerPool
+
+    sizes = GPTSizes(num_layers=4, hidden_size=512, ffn_hidden_size=1408, num_attention_heads=16, vocab_size=4096,
+                     dtype="float32")  # fmt: skip
+    console.print(f"measuring on two nodes of {num_ranks // 2} ranks, joined by {link_mbit:g} Mbit/s")
+    with (
+        tempfile.TemporaryDirectory(prefix="hotspa-bench-") as folder,
+        ThrottledNodes(link_mbit=link_mbit) as nodes,
+        WorkerPool(num_ranks, device="cpu", collective_timeout_s=timeout_s, call_timeout_s=None,
+                   networks=nodes.networks(num_ranks)) as workers,
+    ):  # fmt: skip
+        shared = (sizes, cases, num_rounds, num_ranks // 2)
+        policies = workers.run_positional(
+            f"{NODE_MEASUREMENT}:measure_policies", [(rank, num_ranks, *shared) for rank in range(num_ranks)]
+        )[0]
+        console.print(_table("Policies, medians in seconds", policies, _POLICY_COLUMNS))
+        case = OverlapCase(ranks_per_node=num_ranks // 2)
+        overlap = summarize_overlap(
+            workers.run_positional(
+                f"{NODE_MEASUREMENT}:measure_overlap", [(rank, num_ranks, case, folder) for rank in range(num_ranks)]
+            )
+        )
+        console.print(_table("Overlap of training steps, medians in seconds", overlap, _OVERLAP_COLUMNS))
+        if timeline is not None:
+            write_timeline_svg(read_run(Path(folder) / "both"), timeline)
+    return {"link_mbit": link_mbit, "policies": policies, "overlap": overlap}
 
 
 def _parse_cases(text: str, num_ranks: int) -> list[tuple[str, str]]:
@@ -109,6 +194,7 @@ def _over(row: dict[str, Any], name: str) -> str:
     return f"{value / 1e6:,.1f}{over}"
 
 
+_TABLE_WIDTH = 150
 _PLAN_COLUMNS = {
     "case": lambda row: row["case"],
     "policy": lambda row: row["policy"],
@@ -128,6 +214,24 @@ _MEASURED_COLUMNS = {
     "over raw": lambda row: f"{row['switch_s'] / max(row['raw_all_to_all_s'] + row['raw_copy_s'], 1e-9):.2f}x",
     "Megatron resharding": lambda row: f"{row['megatron_resharding_s']:.3f}",
     "faster": lambda row: f"{row['megatron_resharding_s'] / row['switch_s']:.2f}x",
+    "flush": lambda row: f"{row['flush_s']:.3f}",
+    "reduce-scatter": lambda row: "-" if row["reduce_scatter_s"] is None else f"{row['reduce_scatter_s']:.3f}",
+}
+_POLICY_COLUMNS = {
+    "case": lambda row: row["case"],
+    "balanced": lambda row: f"{row['balanced_s']:.2f}",
+    "new_greedy": lambda row: f"{row['new_greedy_s']:.2f}",
+    "times faster": lambda row: f"{row['measured_ratio']:.2f}x",
+    "predicted": lambda row: f"{row['predicted_ratio']:.2f}x",
+}
+_OVERLAP_COLUMNS = {
+    "overlap": lambda row: row["overlap"],
+    "step": lambda row: f"{row['step_s']:.2f}",
+    "compute": lambda row: f"{row['compute_s']:.2f}",
+    "switch exposed": lambda row: f"{row['switch_s']:.2f}",
+    "switch hidden": lambda row: f"{row['switch_hidden_s']:.2f} ({row['switch_hidden_share']:.0%})",
+    "flush exposed": lambda row: f"{row['flush_s']:.2f}",
+    "flush hidden": lambda row: f"{row['flush_hidden_s']:.2f} ({row['flush_hidden_share']:.0%})",
 }
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 BENCH = "hotspa_plugin.integrations.megatron.bench_train:run_workload"
 # A static strategy that is predicted so much slower than the fastest one, beyond the profile's error, is left out.
 HOPELESS = 1.5
+# A contender that is predicted so much slower takes part in a few rounds: more would not change what is said of it.
+SLOW, SLOW_ROUNDS = 3.0, 2
 
 
 @click.command("train")
@@ -43,6 +45,8 @@ HOPELESS = 1.5
 @options.device_option
 @options.timeout_option
 @shared.json_option
+@click.option("--pictures", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Folder for SVG pictures: tokens per second, and lengths with bounds.")  # fmt: skip
 def bench_train(
     model_name: str,
     num_ranks: int,
@@ -61,6 +65,7 @@ def bench_train(
     device: str,
     timeout_s: float,
     json_path: Path | None,
+    pictures: Path | None,
 ) -> None:
     """Measure hot switching against static strategies and stock.
 
@@ -75,12 +80,13 @@ def bench_train(
     import numpy as np
 
     from hotspa_plugin.cli.plan_tables import print_table
+    from hotspa_plugin.config.sizes import model_sizes
     from hotspa_plugin.cost import read_profile
     from hotspa_plugin.search.workloads import workload_batches
 
     model, dtype = shared.read_model_config(model_name)
     profile = read_profile(profile_path)
-    given = shared.model_sizes(model, num_ranks=num_ranks, max_positions=longest, dtype=dtype)
+    given = model_sizes(model, num_ranks=num_ranks, max_positions=longest, dtype=dtype)
     sizes = given.model_copy(update={"dtype": profile.model.dtype})  # the profile says which type was measured
     profile.check_model(sizes)
     _check_nodes(profile, num_ranks, num_nodes)
@@ -124,6 +130,8 @@ def bench_train(
                 entry["predicted_step_s"] = predicted.get(entry["name"])
             results.append(result)
             _print(result, print_table)
+            if pictures is not None:
+                _draw(pictures, result, batches, contenders)
     if json_path is not None:
         shared.write_json(
             json_path,
@@ -141,6 +149,21 @@ def bench_train(
                 "workloads": results,
             },
         )
+
+
+def _draw(folder: Path, result: dict[str, Any], batches: list[Any], contenders: list[Contender]) -> None:
+    from hotspa_plugin.report.benchmark_svg import bar_chart, length_histogram
+
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{result['name']}-{result['nodes']}-nodes"
+    measured = sorted((r for r in result["runs"] if "tokens_per_s" in r), key=lambda r: -r["tokens_per_s"])
+    rows = [(r["name"], {r["kind"]: r["tokens_per_s"]}) for r in measured]
+    shared.write_text(folder / f"tokens-{name}.svg", bar_chart(f"{result['name']}: tokens per second", rows, unit=""))
+    (hot,) = [c for c in contenders if c.kind == "hot"]
+    bounds = {str(entry.strategy): entry.bound_tokens for entry in hot.pool.entries}
+    lengths = [int(length) for batch in batches for length in batch]
+    picture = length_histogram(f"{result['name']}: sequences by length in tokens", lengths, bounds)
+    shared.write_text(folder / f"lengths-{name}.svg", picture)
 
 
 def _check_nodes(profile: Profile, num_ranks: int, num_nodes: int) -> None:
@@ -203,7 +226,7 @@ def _choose(
 
     if pool_spec == "auto":
         plan = make_plan(model, lambda number: drawn[number % len(drawn)], recompute=modes, longest_tokens=longest)
-        hot = plan.chosen.pool
+        hot = plan.chosen_per_batch.pool
     else:
         parsed = options.parse_pool(pool_spec, home).check(world_size=num_ranks, model=profile.model.shape())
         hot = model.hot_pool(parsed.entries, parsed.home)
@@ -213,24 +236,45 @@ def _choose(
         0, Contender(name=name, kind="hot", pool=hot.strategy_pool, assigner=BatchAssigner(model.options(hot)))
     )
 
-    def row_s(spec: str) -> float:  # seconds of full rows, for as many of them as a batch has on average
+    contenders += _deepspeed(contenders, predicted, left_out)
+
+    def rows_s(spec: str, packing: str) -> float:  # mean seconds of full rows over some batches
         strategy = static[spec].pool.home
-        num_rows = sum(map(len, drawn)) / len(drawn)
-        full = profile.stage(strategy).cost.packed_s([context])
-        return full * (max(1.0, num_rows / strategy.dp) + strategy.pp - 1)
+        stock = StockAssigner(num_replicas=strategy.dp, context_tokens=context, packing=packing)
+        num_rows = [max(map(len, stock.assign(lengths).buckets[0].replicas)) for lengths in drawn[:8]]
+        return profile.stage(strategy).cost.packed_s([context]) * (sum(num_rows) / len(num_rows) + strategy.pp - 1)
 
     holding = [spec for spec in static if static[spec].pool.micro_batch_tokens[0] >= context]
     if not holding:
         left_out["stock"] = f"no strategy holds rows of {context} tokens in memory"
         return contenders, left_out, predicted
-    best = static[min(holding, key=row_s)].pool
+    best = static[min(holding, key=lambda spec: rows_s(spec, "padded"))].pool
     for packing in ("padded", "packed"):
+        name = f"stock {packing} {best.home}"
+        predicted[name] = rows_s(str(best.home), packing) if packing == "padded" else None
+        slow = rows_s(str(best.home), packing) > SLOW * best_s
         assigner = StockAssigner(num_replicas=best.home.dp, context_tokens=context, packing=packing)
         contenders.append(
-            Contender(name=f"stock {packing} {best.home}", kind="stock", pool=best.strategy_pool, assigner=assigner,
-                      packing=packing)
+            Contender(name=name, kind="stock", pool=best.strategy_pool, assigner=assigner, packing=packing,
+                      num_rounds=SLOW_ROUNDS if slow else None)
         )  # fmt: skip
     return contenders, left_out, predicted
+
+
+def _deepspeed(
+    contenders: list[Contender], predicted: dict[str, float], left_out: dict[str, str]
+) -> list[Contender]:
+    """The static strategy that is predicted fastest, trained by DeepSpeed's engine with ZeRO 1."""
+    import dataclasses
+    import importlib.util
+
+    fastest = next((c for c in contenders if c.kind == "static"), None)
+    if fastest is None or importlib.util.find_spec("deepspeed") is None:
+        left_out["deepspeed"] = "the package is not installed"
+        return []
+    name = f"deepspeed zero1 {fastest.name}"
+    predicted[name] = predicted[fastest.name]
+    return [dataclasses.replace(fastest, name=name, engine="deepspeed")]
 
 
 def _print(result: dict[str, Any], print_table: Any) -> None:
@@ -238,16 +282,16 @@ def _print(result: dict[str, Any], print_table: Any) -> None:
     for entry in result["runs"]:
         label = entry["name"] if entry["kind"] != "static" else f"static {entry['name']}"
         if "refused" in entry:
-            rows.append([label, "–", "–", "–", "–", "–", entry["refused"]])
+            rows.append([label, *["–"] * 5, entry["refused"], "0"])
             continue
         predicted = entry["predicted_step_s"]
         mean_s = sum(entry["step_s"]) / len(entry["step_s"])
         rows.append(
             [label, f"{entry['tokens_per_s']:,.0f}", f"{entry['padding_fraction']:.1%}",
              f"{entry['exposed_switch_fraction']:.1%}", f"{entry['peak_memory_bytes'] / 1e9:.2f}",
-             "–" if predicted is None else f"{predicted / mean_s:.2f}", f"{entry['loss']:.5g}"]
+             "–" if predicted is None else f"{predicted / mean_s:.2f}", f"{entry['loss']:.5g}", str(len(entry["step_s"]))]
         )  # fmt: skip
-    columns = ("run", "tokens/s", "padding", "switching", "GB a rank", "predicted / measured", "loss")
+    columns = ("run", "tokens/s", "padding", "switching", "GB a rank", "predicted / measured", "loss", "rounds")
     print_table(f"{result['name']}, {result['nodes']} node{'s' if result['nodes'] > 1 else ''}", columns, rows)
     for key, said in (("hot_over_best_static", "the best static"), ("hot_over_stock", "the best stock run")):
         if result[key] is not None:

@@ -13,6 +13,7 @@ from hotspa_plugin import __version__
 from hotspa_plugin.cli.bench import bench
 from hotspa_plugin.cli.demo import demo
 from hotspa_plugin.cli.doctor import doctor
+from hotspa_plugin.cli.fuzz import fuzz
 from hotspa_plugin.cli.patch import patch
 from hotspa_plugin.cli.plan import plan
 from hotspa_plugin.cli.profile import profile
@@ -55,7 +56,7 @@ def commands(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (demo, train, verify, report, doctor, profile, plan, simulate, bench, patch):
+for _command in (demo, train, verify, fuzz, report, doctor, profile, plan, simulate, bench, patch):
     commands.add_command(_command)
 
 

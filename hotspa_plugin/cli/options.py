@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ENGINES = ("megatron", "deepspeed")
 RUN_DEMO = "hotspa_plugin.integrations.{engine}.demo:run_demo"
 PLAN_TRAINING = "hotspa_plugin.integrations.megatron.training_run:plan_training"
+OPEN_TRAINING_DATA = "hotspa_plugin.integrations.megatron.training_run:open_training_data"
 TRAIN_RANK = "hotspa_plugin.integrations.megatron.training_run:train_rank"
 VERIFY_CASE = "hotspa_plugin.integrations.{engine}.verify:verify_case"
 WRITE_REPORT = "hotspa_plugin.report:write_report"

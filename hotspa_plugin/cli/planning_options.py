@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
     from hotspa_plugin.config import ModelConfig
     from hotspa_plugin.cost import ModelSizes, Profile
 
-BYTE_VOCAB_SIZE = 256
 PUBLISHED = "a800"  # stands for the published figures in place of a profile file
 
 json_option = click.option(
@@ -78,6 +75,7 @@ def recompute_modes(recompute: bool) -> tuple[str, ...]:
 
 def resolve_model(name: str, *, num_ranks: int, max_positions: int, dtype: str | None = None) -> ModelSizes:
     """The sizes of a published model, a preset, or the ``model`` section of a configuration file."""
+    from hotspa_plugin.config.sizes import model_sizes
     from hotspa_plugin.cost import published_model, published_models
 
     if name in published_models():
@@ -101,32 +99,6 @@ def read_model_config(name: str) -> tuple[ModelConfig, str]:
         )
     config = read_config(name)
     return config.model, config.run.dtype
-
-
-def model_sizes(config: ModelConfig, *, num_ranks: int, max_positions: int, dtype: str) -> ModelSizes:
-    """Sizes for planning, the vocabulary padded so that every tp that fits heads and ranks divides it."""
-    from hotspa_plugin.cost import ModelSizes
-    from hotspa_plugin.strategy.parallel_strategy import divisors
-
-    sizes = [tp for tp in divisors(config.num_attention_heads) if num_ranks % tp == 0]
-    multiple = config.make_vocab_size_divisible_by * math.lcm(*sizes)
-    learned = config.positions == "learned"
-    return ModelSizes(
-        name=config.name,
-        num_layers=config.num_layers,
-        hidden_size=config.hidden_size,
-        ffn_hidden_size=config.ffn_hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        num_query_groups=config.num_query_groups,
-        head_dim=config.head_dim,
-        vocab_size=math.ceil((config.vocab_size or BYTE_VOCAB_SIZE) / multiple) * multiple,
-        gated_mlp=config.activation == "swiglu",
-        tied_embeddings=config.tied_embeddings,
-        num_learned_positions=(config.max_positions or max_positions) if learned else 0,
-        biases=config.linear_bias,
-        qk_norm=config.qk_layernorm,
-        dtype={"fp32": "float32", "bf16": "bfloat16"}[dtype],
-    )
 
 
 def resolve_profile(given: str | None, model: ModelSizes) -> Profile:
@@ -166,12 +138,10 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Writes whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        temporary.write_text(text, encoding="utf-8")  # with the permissions that the user's umask leaves
+        temporary.replace(path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise

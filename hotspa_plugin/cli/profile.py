@@ -5,6 +5,7 @@ Calls ``profile_rank(request)`` on every rank.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -12,8 +13,8 @@ import click
 from hotspa_plugin.cli import options
 from hotspa_plugin.cli import planning_options as shared
 
+PROFILE_LAUNCHED = "hotspa_plugin.integrations.megatron.profiling:profile_launched"
 PROFILE_RANK = "hotspa_plugin.integrations.megatron.profiling:profile_rank"
-SHORTEST_TOKENS = 128
 WANTED_ERROR = 0.1  # of the fits on unseen lengths
 
 
@@ -25,8 +26,8 @@ WANTED_ERROR = 0.1  # of the fits on unseen lengths
 )
 @click.option("--longest", type=click.IntRange(min=256), default=4096, show_default=True, metavar="TOKENS",
               help="Longest sequence to measure.")  # fmt: skip
-@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, metavar="N",
-              help="Measurements of each length, of which the fastest counts.")  # fmt: skip
+@click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True, metavar="N",
+              help="Measurements of each length, of which the fastest counts; fewer of those that take seconds.")  # fmt: skip
 @click.option("--strategies", metavar="SPEC,...", help="Only these.  [default: all that fit model and ranks]")
 @click.option("--dtype", type=click.Choice(["fp32", "bf16"]), help="[default: the configuration's, else fp32]")
 @click.option("--distributed-optimizer", is_flag=True, help="Shard optimizer state over data parallel.")
@@ -54,12 +55,24 @@ def profile(
 
     Times micro-batches of several lengths under every strategy, their memory, the optimizer, and the links
     between ranks; fits them, and reports how far the fits are off on lengths that they did not see.
+
+    \b
+    hotspa profile --model config.yaml --ranks 4
+    torchrun --nproc-per-node 8 -m hotspa_plugin profile --model config.yaml
     """
+    from hotspa_plugin.config.sizes import model_sizes
+    from hotspa_plugin.cost.fitting import measured_lengths
+    from hotspa_plugin.runtime.launch import in_torchrun, launch
+
     shared.check_output(out, "--out")
-    options.refuse_torchrun("profile")
+    torchrun = in_torchrun()
+    if torchrun:
+        num_ranks = int(os.environ["WORLD_SIZE"])
+        if num_nodes > 1:
+            raise ValueError("--nodes is for ranks that this command starts itself: leave it out under torchrun")
     link = shared.checked_link(num_nodes, link_mbit, num_ranks)
     model, config_dtype = shared.read_model_config(model_name)
-    sizes = shared.model_sizes(model, num_ranks=num_ranks, max_positions=longest, dtype=dtype or config_dtype)
+    sizes = model_sizes(model, num_ranks=num_ranks, max_positions=longest, dtype=dtype or config_dtype)
     chosen = _strategies(strategies, sizes.shape(), num_ranks, shared.recompute_modes(recompute))
     fitted, unseen = measured_lengths(longest)
     profile_rank = options.entry_function(PROFILE_RANK)
@@ -77,6 +90,11 @@ def profile(
         num_repeats=repeats,
         distributed_optimizer=distributed_optimizer,
     )
+    if torchrun:
+        (content,) = launch(PROFILE_LAUNCHED, num_ranks, (request,), timeout_s=timeout_s, device=device)
+        if os.environ["RANK"] == "0":
+            _finish(Profile.model_validate(content), out)
+        return
     options.warn_of_memory(num_ranks)
     with (
         rank_networks(num_ranks, link) as networks,
@@ -86,40 +104,26 @@ def profile(
         ) as workers,
     ):  # fmt: skip
         found = Profile.model_validate(workers.run(profile_rank, request=request)[0])
+    _finish(found, out)
+
+
+def _finish(found, out: Path) -> None:
     shared.write_text(out, found.to_json())
     _print(found)
     click.echo(out)
 
 
-def measured_lengths(longest: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(lengths to fit, lengths to try the fit on), in multiples of 16 tokens from about ``SHORTEST_TOKENS`` up."""
-    shortest = min(SHORTEST_TOKENS, longest // 4)
-    points = [round(shortest * (longest / shortest) ** (i / 6) / 16) * 16 or 16 for i in range(7)]
-    return tuple(sorted({*points[::2], longest})), tuple(sorted({*points[1::2]} - {*points[::2], longest}))
-
-
 def _strategies(given, shape, num_ranks, recompute):
-    import dataclasses
-
+    from hotspa_plugin.search import possible_strategies
     from hotspa_plugin.strategy import ParallelStrategy
     from hotspa_plugin.strategy.checks import check_model
-    from hotspa_plugin.strategy.parallel_strategy import divisors
 
-    if given is not None:
-        named = [ParallelStrategy.parse(spec).resolve(num_ranks) for spec in given.replace(",", " ").split()]
-        for strategy in named:
-            check_model(strategy, shape)
-        return tuple(named)
-    found = []
-    for tp in divisors(num_ranks):
-        for pp in divisors(num_ranks // tp):
-            strategy = ParallelStrategy(tp=tp, pp=pp).resolve(num_ranks)
-            try:
-                check_model(strategy, shape)
-            except ValueError:
-                continue
-            found += [dataclasses.replace(strategy, recompute=mode) for mode in recompute]
-    return tuple(found)
+    if given is None:
+        return tuple(possible_strategies(shape, num_ranks, recompute=recompute))
+    named = [ParallelStrategy.parse(spec).resolve(num_ranks) for spec in given.replace(",", " ").split()]
+    for strategy in named:
+        check_model(strategy, shape)
+    return tuple(named)
 
 
 def _print(found) -> None:

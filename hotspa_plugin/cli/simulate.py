@@ -55,6 +55,8 @@ LARGE_SCALES = (256, 1024, 4096)
     help="Consider full recomputation too, whose figures are extrapolated.",
 )
 @shared.json_option
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Also draw the time split of static and ours as an SVG picture.")  # fmt: skip
 def simulate(
     settings: tuple[str, ...],
     large: bool,
@@ -65,6 +67,7 @@ def simulate(
     slab_gradients: str,
     recompute: bool,
     json_path: Path | None,
+    picture: Path | None,
 ) -> None:
     """Simulate hot switching on A800 clusters from published figures.
 
@@ -77,6 +80,7 @@ def simulate(
     hotspa simulate --setting llama-32b:1024 --lengths lognormal:400,1.5
     """
     shared.check_output(json_path)
+    shared.check_output(picture, "--picture")
     from hotspa_plugin.cli.plan_tables import print_simulated, print_table, simulated_json
     from hotspa_plugin.search import LengthSource, paper_settings
     from hotspa_plugin.search.simulation import simulate as run
@@ -116,6 +120,8 @@ def simulate(
         for r in results
     ]  # fmt: skip
     print_table("where hot switching pays", ("setting", "context", "static", "ours", "static / ours", "pays"), rows)
+    if picture is not None:
+        shared.write_text(picture, _drawn(results))
     if json_path is not None:
         content = {
             "format": "hotspa simulation",
@@ -124,6 +130,20 @@ def simulate(
             "refused": failed,
         }
         shared.write_json(json_path, content)
+
+
+def _drawn(results) -> str:
+    from hotspa_plugin.report.benchmark_svg import bar_chart
+
+    rows = []
+    for result in results:
+        about = f"{result.model} on {result.num_ranks}, {result.context_tokens // 1024}K"
+        for name, prediction in (("static", result.best_static), ("ours", result.ours)):
+            mean = prediction.mean
+            parts = {"compute": mean.compute_s, "bubbles": mean.bubble_s, "switch": mean.switch_s,
+                     "flush": mean.flush_s, "reduction and optimizer": mean.reduce_s + mean.optimizer_s}  # fmt: skip
+            rows.append((f"{about}, {name}", parts))
+    return bar_chart("seconds of a simulated step", rows, unit="s")
 
 
 def _setting(text: str) -> tuple[str, int]:

@@ -67,7 +67,7 @@ def train(
     config = read_config(config_path, overrides)
     config.data.check_paths()
     world_size = _world_size(num_ranks, in_torchrun(), optional=check)
-    if world_size is not None:
+    if world_size is not None and not config.is_auto:
         config.model.check_pool(config.strategy_pool, num_ranks=world_size, vocab_size=_known_vocab_size(config))
     if check:
         _print_checked(config)
@@ -79,7 +79,10 @@ def train(
         options.warn_of_memory(world_size)
         # Lengths in bytes are cheap to get, and starting ranks is not: mistakes in the data come out first.
         if config.data.tokenizer == "bytes":
-            options.entry_function(options.PLAN_TRAINING)(config, num_ranks=world_size, command=command)
+            if config.is_auto:
+                options.entry_function(options.OPEN_TRAINING_DATA)(config, num_ranks=world_size)
+            else:
+                options.entry_function(options.PLAN_TRAINING)(config, num_ranks=world_size, command=command)
     launch(
         options.entry_function(options.TRAIN_RANK),
         num_ranks,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ def print_result(result: Mapping[str, Any], dtype: str, seconds: float) -> None:
         click.echo(f"beyond bounds: {problem}", err=True)
 
 
-def check_json_path(path: Path, *, force: bool) -> None:
+def check_json_path(path: Path, *, force: bool, format: str = FORMAT) -> None:
     """Raises ValueError, before anything runs, where the result cannot or should not be written to ``path``."""
     if not path.parent.is_dir():
         raise ValueError(f"--json {path}: there is no folder {path.parent}; make it first")
@@ -66,32 +65,32 @@ def check_json_path(path: Path, *, force: bool) -> None:
         raise ValueError(f"--json {path}: is a folder; name a file in it")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"--json {path}: cannot be written; choose another place")
-    if path.exists() and not force and not _is_result(path):
+    if path.exists() and not force and not _is_result(path, format):
         raise ValueError(
-            f"--json {path}: holds something else than a result of hotspa verify; choose another name or add --force"
+            f"--json {path}: holds something else than a result of {format}; choose another name or add --force"
         )
 
 
-def _is_result(path: Path) -> bool:
+def _is_result(path: Path, format: str) -> bool:
     try:
         content = json.loads(path.read_text(encoding="utf-8") or "null")
     except (OSError, UnicodeDecodeError, json.JSONDecodeError):
         return False
-    return isinstance(content, dict) and content.get("format") == FORMAT
+    return isinstance(content, dict) and content.get("format") == format
 
 
-def write_json(path: Path, result: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def write_json(
+    path: Path, result: Mapping[str, Any], settings: Mapping[str, Any], *, format: str = FORMAT
+) -> None:
     """Writes the result whole or not at all. Numbers that are not finite become text, which JSON allows."""
-    content = _as_json({"format": FORMAT, **result, "settings": settings})
+    content = _as_json({"format": format, **result, "settings": settings})
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        temporary.write_text(text, encoding="utf-8")  # with the permissions that the user's umask leaves
+        temporary.replace(path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
 
 

@@ -95,6 +95,11 @@ class ModelConfig(Section):
     @pydantic.model_validator(mode="after")
     def _check(self) -> ModelConfig:
         self.shape(vocab_size=self.vocab_size or 1, max_positions=self.max_positions or 1)
+        if self.positions == "rope" and self.head_dim % 2:
+            raise ValueError(
+                f"head_dim {self.head_dim} is odd, but positions rope turn pairs of elements: make it even, or set "
+                "positions: learned"
+            )
         if self.max_positions is not None and self.positions != "learned":
             raise ValueError(
                 f"max_positions {self.max_positions} is for learned positions only: leave it out with rope"

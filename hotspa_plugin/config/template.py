@@ -30,6 +30,7 @@ model:
 
 # Strategies in ascending order of the longest sequence, in tokens, that runs under them.
 # rc: full recomputation, rcs: selective, nosp: no sequence parallelism. dp follows from the number of ranks.
+# auto: the fastest pool for this data by a profile of this machine, or the fastest static strategy (docs/planning.md).
 pool: {DEFAULT_POOL}
 home: null                    # the strategy that owns the optimizer state; null: the last one
 
@@ -43,6 +44,8 @@ data:
   global_batch_sequences: 64
   global_batch_tokens: null   # instead of sequences
   packing: packed             # packed, padded
+  longest_tokens: null        # with pool auto, longer sequences are overlong; null: none is
+  assignment: null            # by bounds (the pool's) or batch (each batch's own); null: batch with pool auto
   shuffle: true
   seed: null                  # null: run.seed
 
@@ -65,10 +68,17 @@ run:
   seed: 1234
   out: runs/train             # records and checkpoints
   save_every: 10              # steps between checkpoints, the last step is saved too; 0: none
+  check_every: 0              # steps between checks of copies, switches and flushes for silent damage; 0: none
   resume: false               # continue the run in `out` from its last checkpoint
   switch_policy: balanced     # who sends what in a switch: balanced, new_greedy
   switch_memory_mb: 256       # extra memory that one switch may take
+  overlap_switch: auto        # what moves while another bucket computes: flush (its gradients, needs a second slab of
+                              # them), both (the next parameters as well), none; auto: none on CUDA, else what fits
+  cards_per_node: 1           # network cards that a node's ranks share, for balancing
+  plan_cache: null            # folder that keeps switch plans, which large worlds or other policies take long to make
   timeout_s: 600              # how long a rank waits for the others
+  profile: null               # of hotspa profile, for pool auto and assignment batch; measured where it is missing
+  memory_limit_gb: null       # of a rank, to plan with; null: what the machine has
   record:                     # steps that keep their timeline: the first ones, then each trace_every-th
     trace_first: 20
     trace_every: 50

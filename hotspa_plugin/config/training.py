@@ -9,6 +9,7 @@ import pydantic
 
 from hotspa_plugin.config.fields import Count, CountOrZero, Fraction, NonNegative, Positive, Section
 from hotspa_plugin.config.model import ModelConfig
+from hotspa_plugin.search import AUTO
 from hotspa_plugin.strategy import StrategyPool
 
 DEFAULT_POOL = "tp1:512 tp2:1024 tp2pp2:4096"
@@ -18,7 +19,9 @@ class DataConfig(Section):
     """Where sequences come from, and how many make a global batch.
 
     ``overlong`` (None: ``truncate`` for the standard library, else ``error``) says what becomes of a sequence
-    over the pool's last bound.
+    over the pool's last bound. With ``pool: auto`` that bound is ``longest_tokens`` (None: the longest sequence of the
+    data). ``assignment`` (None: ``batch`` with ``pool: auto``, else ``bounds``) says whether the pool's bounds decide
+    which strategy trains a sequence, or each batch's own lengths do.
     """
 
     source: Literal["stdlib", "folder", "jsonl", "megatron"] = "stdlib"
@@ -30,6 +33,8 @@ class DataConfig(Section):
     global_batch_sequences: Count | None = None
     global_batch_tokens: Count | None = None
     packing: Literal["packed", "padded"] = "packed"
+    longest_tokens: Count | None = None
+    assignment: Literal["bounds", "batch"] | None = None
     shuffle: bool = True
     seed: int | None = None
 
@@ -118,7 +123,12 @@ class RecordConfig(Section):
 
 
 class RunConfig(Section):
-    """How long, where to, in which type. ``switch_memory_mb`` bounds the extra memory of one switch (MiB)."""
+    """How long, where to, in which type. ``switch_memory_mb`` bounds the extra memory of one switch (MiB).
+
+    ``profile`` and ``memory_limit_gb`` (10^9 bytes of a rank; None: the machine's) are for what is planned:
+    ``pool: auto`` and ``data.assignment: batch``. A profile that is not there is measured at start, and kept in that place (None: in
+    the user's cache folder).
+    """
 
     steps: Count = 20
     dtype: Literal["fp32", "bf16"] = "fp32"
@@ -126,15 +136,21 @@ class RunConfig(Section):
     seed: CountOrZero = 1234
     out: str = "runs/train"
     save_every: CountOrZero = 10  # steps; 0: never. The last step is saved too
+    check_every: CountOrZero = 0  # steps; 0: never
     resume: bool = False
     switch_policy: Literal["balanced", "new_greedy"] = "balanced"
     switch_memory_mb: Count = 256
+    overlap_switch: Literal["auto", "none", "flush", "both"] = "auto"
+    cards_per_node: Count = 1
+    plan_cache: str | None = None
     timeout_s: Positive = 600.0
+    profile: str | None = None
+    memory_limit_gb: Positive | None = None
     record: RecordConfig = RecordConfig()
 
 
 class TrainingConfig(Section):
-    """All that ``hotspa train`` needs. ``pool`` and ``home`` are read into ``strategy_pool``."""
+    """All that ``hotspa train`` needs. ``pool``, unless it is ``auto``, and ``home`` make ``strategy_pool``."""
 
     model: ModelConfig = pydantic.Field(default_factory=lambda: ModelConfig.model_validate({}))
     pool: str | list | dict = DEFAULT_POOL
@@ -145,7 +161,20 @@ class TrainingConfig(Section):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> TrainingConfig:
-        StrategyPool.from_config(self.pool, home=self.home)
+        if self.is_auto:
+            self._check_auto()
+        else:
+            StrategyPool.from_config(self.pool, home=self.home)
+            if self.data.longest_tokens is not None:
+                raise ValueError(
+                    "data.longest_tokens is for pool auto: the pool's last bound says how long sequences may be"
+                )
+        if not self.is_planned:
+            for name in ("profile", "memory_limit_gb"):
+                if getattr(self.run, name) is not None:
+                    raise ValueError(
+                        f"run.{name} is given, but nothing is planned: write pool: auto, or data.assignment: batch"
+                    )
         optimizer = self.optimizer
         if optimizer.warmup_steps > (optimizer.decay_steps or self.run.steps):
             raise ValueError(
@@ -153,6 +182,29 @@ class TrainingConfig(Section):
                 "lower it or train longer"
             )
         return self
+
+    def _check_auto(self) -> None:
+        if self.home is not None:
+            raise ValueError(f"home {self.home} is given, but pool auto chooses its home: leave it out")
+        if self.data.overlong != "error" and self.data.longest_tokens is None:
+            raise ValueError(
+                f"data.longest_tokens is missing: with pool auto, overlong {self.data.overlong} must know from which "
+                "length on, in tokens"
+            )
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the pool is planned at start."""
+        return self.pool == AUTO
+
+    @property
+    def assigns_per_batch(self) -> bool:
+        return (self.data.assignment or ("batch" if self.is_auto else "bounds")) == "batch"
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a profile is needed."""
+        return self.is_auto or self.assigns_per_batch
 
     @property
     def strategy_pool(self) -> StrategyPool:

@@ -10,6 +10,8 @@ from scipy.optimize import nnls
 
 from hotspa_plugin.cost.micro_batch import MicroBatchCost
 
+SHORTEST_TOKENS = 128
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryLine:
@@ -36,6 +38,13 @@ def fit_time(lengths: Sequence[int], seconds: Sequence[float]) -> MicroBatchCost
     coefficients, _ = nnls(matrix / t[:, None], np.ones_like(t))
     a, b, c = coefficients / scale
     return MicroBatchCost(a_s_per_token2=float(a), b_s_per_token=float(b), c_s=float(c))
+
+
+def measured_lengths(longest: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(lengths to fit, lengths to try the fit on), in multiples of 16 tokens from about ``SHORTEST_TOKENS`` up."""
+    shortest = min(SHORTEST_TOKENS, longest // 4)
+    points = [round(shortest * (longest / shortest) ** (i / 6) / 16) * 16 or 16 for i in range(7)]
+    return tuple(sorted({*points[::2], longest})), tuple(sorted({*points[1::2]} - {*points[::2], longest}))
 
 
 def time_error(cost: MicroBatchCost, lengths: Sequence[int], seconds: Sequence[float]) -> float:

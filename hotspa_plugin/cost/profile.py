@@ -202,6 +202,11 @@ class Profile(Figures):
                 f"{ranks_per_node} a node were asked for; use at most {measured.ranks_per_node}"
             )
 
+    def with_distributed_optimizer(self, distributed: bool) -> Profile:
+        """The same figures for a run that shards its optimizer state over data parallel, or does not."""
+        memory = self.memory.model_copy(update={"distributed_optimizer": distributed})
+        return self.model_copy(update={"memory": memory})
+
     def to_json(self) -> str:
         return self.model_dump_json(indent=2) + "\n"
 

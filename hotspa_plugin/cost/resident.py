@@ -21,7 +21,7 @@ class ResidentMemory:
 
     strategy: str
     home_bytes: int  # parameters, gradients, optimizer state
-    slab_bytes: int  # parameters and gradients of the strategy; 0 at home
+    slab_bytes: int  # parameters and gradients of the strategy, and of others that are on their way meanwhile
     staging_bytes: int
 
     @property
@@ -30,20 +30,39 @@ class ResidentMemory:
 
 
 def resident_memory(
-    sizes: GPTSizes, pool: StrategyPool, *, distributed_optimizer: bool, staging_bytes: int
+    sizes: GPTSizes,
+    pool: StrategyPool,
+    *,
+    distributed_optimizer: bool,
+    staging_bytes: int,
+    overlap_flush: bool = False,
+    overlap_prefetch: bool = False,
 ) -> tuple[ResidentMemory, ...]:
-    """One entry per strategy of a checked ``pool``, for AdamW with fp32 gradients in home and slab."""
+    """One entry per strategy of a checked ``pool``, for AdamW with fp32 gradients in home and slab.
+
+    Where flushes overlap, another strategy's gradients stand beside each strategy; where parameters are fetched
+    ahead, another strategy's parameters do, but not beside home.
+    """
     item_bytes = ITEM_SIZE_BYTES[sizes.dtype]
     home = pool.strategies[pool.home_index]
     state_bytes = _ADAM_STATE_BYTES + (_MASTER_BYTES if item_bytes < _MASTER_BYTES else 0)
     if distributed_optimizer:
         state_bytes /= home.dp
+    held = {strategy: _fullest_rank(sizes, strategy) for strategy in pool.strategies if strategy != home}
+
+    def slab_bytes(strategy: ParallelStrategy) -> int:
+        largest = max((count for other, count in held.items() if other != strategy), default=0)
+        if strategy == home:
+            return largest * _GRADIENT_BYTES * overlap_flush
+        beside = largest * (_GRADIENT_BYTES * overlap_flush + item_bytes * overlap_prefetch)
+        return held[strategy] * (item_bytes + _GRADIENT_BYTES) + beside
+
     home_bytes = math.ceil(_fullest_rank(sizes, home) * (item_bytes + _GRADIENT_BYTES + state_bytes))
     return tuple(
         ResidentMemory(
             strategy=str(strategy),
             home_bytes=home_bytes,
-            slab_bytes=0 if strategy == home else _fullest_rank(sizes, strategy) * (item_bytes + _GRADIENT_BYTES),
+            slab_bytes=slab_bytes(strategy),
             staging_bytes=staging_bytes if len(pool.strategies) > 1 else 0,
         )
         for strategy in pool.strategies

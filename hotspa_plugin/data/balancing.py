@@ -23,6 +23,7 @@ RELATIVE_GAP = 1e-3  # the search ends this close to the lower bound
 MIN_TRIALS, MAX_TRIALS = 16, 256
 NUM_PROPOSALS = 4  # exchanges tried before the search gives up on a replica
 NUM_RECEIVERS = 8
+_MAX_BINS = 1 << 24
 TRIAL_SEQUENCES = 4096  # the search repacks about this many sequences at most, which bounds its time
 
 
@@ -40,28 +41,32 @@ def longest_first(costs: Sequence[float] | np.ndarray, num_parts: int) -> list[l
 
 def best_fit_decreasing(items: Sequence[int], lengths: Sequence[int], capacity_tokens: int) -> list[list[int]]:
     """Packs items into few bins: each, longest first, into the fullest bin that still has room."""
+    return _best_fit(sorted(items, key=lambda item: (-lengths[item], item)), lengths, capacity_tokens)
+
+
+def _best_fit(items: Sequence[int], lengths: Sequence[int], capacity_tokens: int) -> list[list[int]]:
     bins: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (free tokens, bin), ascending
-    for item in sorted(items, key=lambda item: (-lengths[item], item)):
-        place = bisect.bisect_left(room, (lengths[item], -1))
+    room: list[int] = []  # of each bin: free tokens * _MAX_BINS + its number, ascending
+    for item in items:
+        place = bisect.bisect_left(room, lengths[item] * _MAX_BINS)
         if place == len(room):
             bins.append([item])
-            bisect.insort(room, (capacity_tokens - lengths[item], len(bins) - 1))
+            bisect.insort(room, (capacity_tokens - lengths[item]) * _MAX_BINS + len(bins) - 1)
         else:
-            free, chosen = room.pop(place)
-            bins[chosen].append(item)
-            bisect.insort(room, (free - lengths[item], chosen))
+            entry = room.pop(place)
+            bins[entry % _MAX_BINS].append(item)
+            bisect.insort(room, entry - lengths[item] * _MAX_BINS)
     return bins
 
 
 def _even_bins(
     items: Sequence[int], lengths: Sequence[int], costs: Sequence[float], capacity_tokens: int, num_bins: int
 ) -> list[list[int]] | None:
-    """Packs items into ``num_bins`` bins of about equal cost, or None where this greedy way finds no room."""
+    """Packs items, dearest first, into ``num_bins`` bins of about equal cost; None where this greedy way finds no room."""
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     room = [capacity_tokens] * num_bins
     heap = [(0.0, index) for index in range(num_bins)]
-    for item in sorted(items, key=lambda item: (-costs[item], -lengths[item], item)):
+    for item in items:
         too_full = []
         while heap and room[heap[0][1]] < lengths[item]:
             too_full.append(heapq.heappop(heap))
@@ -89,7 +94,7 @@ def _in_units(lengths: np.ndarray, cost: MicroBatchCost) -> tuple[list[float], f
 
 
 class _Packer:
-    """Packs one replica's sequences, and says what that costs."""
+    """Packs one replica's sequences, and says what that costs. Items are numbered longest first, so dearest first."""
 
     def __init__(self, lengths: np.ndarray, num_stages: int, capacity_tokens: int, cost: MicroBatchCost) -> None:
         self.lengths: list[int] = lengths.tolist()
@@ -98,61 +103,94 @@ class _Packer:
         self._capacity_tokens = capacity_tokens
 
     def time(self, bins: list[list[int]]) -> float:
-        return pipeline_s([sum(self.costs[i] for i in b) + self.constant for b in bins], self._num_stages)
+        return pipeline_s([sum([self.costs[i] for i in b]) + self.constant for b in bins], self._num_stages)
+
+    def least_time(self, work: float, num_tokens: int, longest: float) -> float:
+        """A lower bound of the time of any packing of items with these sums of costs and tokens, and dearest item.
+
+        In m micro-batches it takes at least ``work + m*c + (num_stages - 1) * (max(work / m, longest) + c)``, which
+        falls until the m where it is least (``_useful_counts``) and rises from there.
+        """
+        num_bins = max(-(-num_tokens // self._capacity_tokens), min(self._useful_counts(work, longest)), 1.0)
+        largest = max(work / num_bins, longest) + self.constant
+        return work + num_bins * self.constant + (self._num_stages - 1) * largest
 
     def pack(self, items: Sequence[int]) -> tuple[float, list[list[int]]]:
-        """(time, micro-batches) of the best packing tried."""
+        """(time, micro-batches) of the best packing tried; ``items`` ascend."""
         if not items:
             return 0.0, []
-        fewest = best_fit_decreasing(items, self.lengths, self._capacity_tokens)
-        candidates = [fewest]
-        counts = {len(fewest), self._fitting_count(items, len(fewest))}
-        for num_bins in sorted(counts):
-            even = _even_bins(items, self.lengths, self.costs, self._capacity_tokens, num_bins)
-            if even is not None:
-                candidates.insert(0, even)
-        times = [self.time(bins) for bins in candidates]
-        best = min(range(len(times)), key=times.__getitem__)
-        return times[best], candidates[best]
-
-    def _fitting_count(self, items: Sequence[int], fewest: int) -> int:
-        """How many micro-batches fill this pipeline best.
-
-        With total work Q in m equal micro-batches, ``Q + m*c + (num_stages - 1) * (Q/m + c)`` is least at
-        ``m = sqrt((num_stages - 1) * Q / c)``; a single long sequence limits how small the largest can get.
-        """
+        work, num_tokens = sum([self.costs[i] for i in items]), sum([self.lengths[i] for i in items])
+        longest = self.costs[items[0]]
+        fewest = -(-num_tokens // self._capacity_tokens)
         if self._num_stages == 1:
-            return fewest
-        work = sum(self.costs[i] for i in items)
-        longest = max(self.costs[i] for i in items)
-        useful = math.ceil(work / longest) if longest > 0 else 1
-        if self.constant > 0:
-            useful = min(useful, round(math.sqrt((self._num_stages - 1) * work / self.constant)))
-        return max(fewest, min(useful, len(items)))
+            # Only their number counts.
+            bins = _best_fit(items, self.lengths, self._capacity_tokens) if fewest > 1 else [items]
+            return work + self.constant * len(bins), bins
+        enough = self.least_time(work, num_tokens, longest) * (1 + RELATIVE_GAP)
+        by_longest, by_overhead = self._useful_counts(work, longest)
+        useful = min(math.ceil(by_longest), round(by_overhead), len(items))
+        tried: dict[int, tuple[float, list[list[int]]]] = {}
+
+        def try_even(num_bins: int) -> bool:
+            if num_bins not in tried:
+                bins = _even_bins(items, self.lengths, self.costs, self._capacity_tokens, num_bins)
+                tried[num_bins] = (math.inf, []) if bins is None else (self.time(bins), bins)
+            return tried[num_bins][0] <= enough
+
+        if not try_even(max(fewest, useful)):
+            full = _best_fit(items, self.lengths, self._capacity_tokens)
+            tried[0] = self.time(full), full
+            try_even(len(full))
+            try_even(max(len(full), useful))
+        return min(tried.values(), key=lambda packing: packing[0])
+
+    def evened(self, bins: list[list[int]]) -> list[list[int]]:
+        """The same items in as many micro-batches of about equal cost, where that finds room: the peak of memory falls."""
+        if len(bins) < 2 or self._num_stages > 1:
+            return bins
+        items = sorted(i for b in bins for i in b)
+        return _even_bins(items, self.lengths, self.costs, self._capacity_tokens, len(bins)) or bins
+
+    def _useful_counts(self, work: float, longest: float) -> tuple[float, float]:
+        """How many micro-batches this pipeline gains from: as many as its longest sequence, and their overhead, allow.
+
+        More than ``work / longest`` do not make the largest smaller. With work Q in m equal micro-batches,
+        ``Q + m*c + (num_stages - 1) * (Q/m + c)`` is least at ``m = sqrt((num_stages - 1) * Q / c)``.
+        """
+        most = float(len(self.costs))
+        by_longest = min(work / longest, most) if longest > 0 else most
+        if self._num_stages == 1:
+            return by_longest, 0.0
+        by_overhead = math.sqrt((self._num_stages - 1) * work / self.constant) if self.constant > 0 else most
+        return by_longest, by_overhead
 
 
 def balance_packed(
     lengths: np.ndarray, *, num_replicas: int, num_stages: int, capacity_tokens: int, cost: MicroBatchCost
 ) -> Grouping:
     """Packs sequences of ``lengths`` (tokens, each at most the capacity) for ``num_replicas`` replicas."""
-    packer = _Packer(lengths, num_stages, capacity_tokens, cost)
+    order = np.argsort(-lengths, kind="stable")
+    packer = _Packer(lengths[order], num_stages, capacity_tokens, cost)
     divisions = [longest_first(packer.costs, num_replicas)]
-    if packer.constant > 0:
+    fewest = -(-int(lengths.sum()) // capacity_tokens)
+    if packer.constant > 0 and fewest > 1:
         # where the overhead of a micro-batch counts, dividing whole full micro-batches may need fewer
-        bins = best_fit_decreasing(range(len(lengths)), packer.lengths, capacity_tokens)
-        bins_cost = [sum(packer.costs[i] for i in b) + packer.constant for b in bins]
+        bins = _best_fit(range(len(lengths)), packer.lengths, capacity_tokens)
+        bins_cost = [sum([packer.costs[i] for i in b]) + packer.constant for b in bins]
         divisions.append([[i for b in part for i in bins[b]] for part in longest_first(bins_cost, num_replicas)])
     best: list[tuple[float, list[list[int]]]] = []
     for division in divisions:
-        packed = [packer.pack(part) for part in division]
+        packed = [packer.pack(sorted(part)) for part in division]
         if not best or max(time for time, _ in packed) < max(time for time, _ in best):
             best = packed
-    fewest_bins = -(-int(lengths.sum()) // capacity_tokens)
+    work = sum(packer.costs)
     bound = max(
-        max(packer.costs) * num_stages + packer.constant * num_stages,
-        (sum(packer.costs) + packer.constant * fewest_bins) / num_replicas,
+        packer.least_time(packer.costs[0], int(lengths.max()), packer.costs[0]),
+        packer.least_time(work / num_replicas, 0, packer.costs[-1]),
+        (work + packer.constant * fewest) / num_replicas,
     )
-    return [bins for _, bins in _improve(best, packer, bound)]
+    numbers = order.tolist()
+    return [[[numbers[i] for i in b] for b in packer.evened(bins)] for _, bins in _improve(best, packer, bound)]
 
 
 def _improve(
@@ -160,20 +198,25 @@ def _improve(
 ) -> list[tuple[float, list[list[int]]]]:
     """Moves or swaps single sequences out of the slowest replica while that helps."""
     packed = list(packed)
-    num_items = len(packer.costs)
-    trials = min(MAX_TRIALS, max(MIN_TRIALS, TRIAL_SEQUENCES * len(packed) // (2 * num_items)))
+    costs = np.array(packer.costs)
+    held = [sorted(i for b in bins for i in b) for _, bins in packed]
+    trials = min(MAX_TRIALS, max(MIN_TRIALS, TRIAL_SEQUENCES * len(packed) // (2 * len(costs))))
     while trials > 0:
         times = [time for time, _ in packed]
         slowest = max(range(len(packed)), key=times.__getitem__)
         if times[slowest] <= bound * (1 + RELATIVE_GAP):
             break
-        for _, given, taken, receiver in _proposals(packed, times, slowest, packer.costs)[:trials]:
+        for given, taken, receiver in _proposals(held, times, slowest, costs)[:trials]:
             trials -= 1
-            ours = [i for b in packed[slowest][1] for i in b if i != given] + ([] if taken is None else [taken])
-            theirs = [i for b in packed[receiver][1] for i in b if i != taken] + [given]
-            first, second = packer.pack(ours), packer.pack(theirs)
-            if max(first[0], second[0]) < times[slowest] * (1 - 1e-9):
+            ours = sorted([i for i in held[slowest] if i != given] + ([] if taken is None else [taken]))
+            first = packer.pack(ours)
+            if first[0] >= times[slowest] * (1 - 1e-9):
+                continue
+            theirs = sorted([i for i in held[receiver] if i != taken] + [given])
+            second = packer.pack(theirs)
+            if second[0] < times[slowest] * (1 - 1e-9):
                 packed[slowest], packed[receiver] = first, second
+                held[slowest], held[receiver] = ours, theirs
                 break
         else:
             break
@@ -181,31 +224,33 @@ def _improve(
 
 
 def _proposals(
-    packed: list[tuple[float, list[list[int]]]], times: list[float], slowest: int, costs: list[float]
-) -> list[tuple[float, int, int | None, int]]:
-    """Promising exchanges, best first: (larger time after it, item given, item taken if any, receiving replica).
+    held: list[list[int]], times: list[float], slowest: int, costs: np.ndarray
+) -> list[tuple[int, int | None, int]]:
+    """Promising exchanges, best first: (item given, item taken if any, receiving replica).
 
     For each of the least loaded replicas and each item to give, the item taken back is the one whose difference
-    comes nearest to evening the two out; repacking is not foreseen.
+    comes nearest to evening the two out; repacking is not foreseen. Items are numbered dearest first.
     """
-    given = [i for b in packed[slowest][1] for i in b]
-    given_costs = np.array([costs[i] for i in given])
-    found: list[tuple[float, int, int | None, int]] = []
-    receivers = sorted((r for r in range(len(packed)) if r != slowest), key=times.__getitem__)
+    given = np.array(held[slowest])
+    given_costs = costs[given]
+    found: list[tuple[float, int, int, int | None]] = []
+    receivers = sorted((r for r in range(len(held)) if r != slowest), key=times.__getitem__)
     for receiver in receivers[:NUM_RECEIVERS]:
-        # taking nothing is an item without cost
-        takeable = [None, *sorted((i for b in packed[receiver][1] for i in b), key=lambda i: (costs[i], i))]
-        takeable_costs = np.array([0.0 if i is None else costs[i] for i in takeable])
         gap = times[slowest] - times[receiver]
-        nearest = np.searchsorted(takeable_costs, given_costs - gap / 2)
-        for choice in (np.maximum(nearest - 1, 0), np.minimum(nearest, len(takeable) - 1)):
-            shift = given_costs - takeable_costs[choice]
-            after = np.maximum(times[slowest] - shift, times[receiver] + shift)
-            after[(shift <= 0) | (shift >= gap)] = np.inf
-            for place in np.argsort(after, kind="stable")[:NUM_PROPOSALS].tolist():
-                if np.isfinite(after[place]):
-                    found.append((float(after[place]), given[place], takeable[choice[place]], receiver))
-    return sorted(found, key=lambda proposal: (proposal[0], proposal[1], proposal[3]))[:NUM_PROPOSALS]
+        takeable = held[receiver]
+        # cheapest first; taking nothing is an item without cost
+        takeable_costs = np.zeros(len(takeable) + 1)
+        takeable_costs[1:] = costs[takeable[::-1]]
+        above = np.searchsorted(takeable_costs, given_costs - gap / 2)
+        choice = np.concatenate([np.maximum(above - 1, 0), np.minimum(above, len(takeable))])
+        off = np.abs(np.concatenate([given_costs, given_costs]) - takeable_costs[choice] - gap / 2)
+        for place in np.argsort(off, kind="stable")[: 2 * NUM_PROPOSALS].tolist():
+            if off[place] < gap / 2:  # the larger of the two gets smaller
+                number = int(choice[place])
+                taken = takeable[len(takeable) - number] if number else None
+                found.append((float(off[place]) - gap / 2, int(given[place % len(given)]), receiver, taken))
+    found.sort(key=lambda proposal: proposal[:3])
+    return [(item, taken, receiver) for _, item, receiver, taken in found[:NUM_PROPOSALS]]
 
 
 def balance_padded(

@@ -74,6 +74,13 @@ class GlobalBatchSampler:
             self._num_consumed += 1
         return np.array(batch, dtype=np.int64)
 
+    def peek(self) -> np.ndarray:
+        """What ``next_batch`` will return."""
+        num_consumed = self._num_consumed
+        batch = self.next_batch()
+        self._num_consumed = num_consumed
+        return batch
+
     def state_dict(self) -> dict[str, Any]:
         """Where the sampler stands, as plain JSON values."""
         epoch, position = divmod(self._num_consumed, len(self._lengths))

@@ -13,7 +13,7 @@ from hotspa_plugin.process_groups.plan import GroupPlan, Ranks, check_ranks
 
 
 class ProcessGroupRegistry:
-    """All process groups of this job, one for each pair of rank tuple and backend.
+    """All process groups of this job, one for each rank tuple, backend and purpose.
 
     Creating a group is collective over the *whole world*: every rank must ask for the same groups in the
     same order, members or not. ``torch.distributed`` must be initialised before the first one.
@@ -22,7 +22,7 @@ class ProcessGroupRegistry:
     def __init__(self, *, timeout: datetime.timedelta | None = None) -> None:
         """``timeout`` is what groups get that are asked for without one (None: torch's default)."""
         self._timeout = timeout
-        self._groups: dict[tuple[Ranks, str], dist.ProcessGroup] = {}
+        self._groups: dict[tuple[Ranks, str, str], dist.ProcessGroup] = {}
         self._sealed = False
 
     def get(
@@ -31,9 +31,11 @@ class ProcessGroupRegistry:
         backend: str | None = None,
         timeout: datetime.timedelta | None = None,
         create: Callable[[], dist.ProcessGroup] | None = None,
+        purpose: str = "",
     ) -> dist.ProcessGroup:
         """The group of ``ranks`` (ascending), created at the first call and the same object afterwards.
 
+        Those who name a ``purpose`` get a group of their own, to use beside the others at the same time.
         ``backend`` None is the job's own. On a rank outside the group the result is
         ``GroupMember.NON_GROUP_MEMBER``, as from ``torch.distributed.new_group``. ``timeout``
         counts at creation only, and so does ``create``, which makes the group with options of its own.
@@ -42,7 +44,8 @@ class ProcessGroupRegistry:
         ranks = tuple(int(rank) for rank in ranks)
         check_ranks(ranks)
         backend = backend or dist.get_backend()
-        group = self._groups.get((ranks, backend))
+        key = (ranks, backend, purpose)
+        group = self._groups.get(key)
         if group is not None:
             return group
         if self._sealed:
@@ -55,7 +58,7 @@ class ProcessGroupRegistry:
         if create is None:
             create = functools.partial(dist.new_group, list(ranks), backend=backend, timeout=timeout or self._timeout)
         group = create()
-        self._groups[ranks, backend] = group
+        self._groups[key] = group
         return group
 
     def create_all(self, plan: GroupPlan) -> None:
@@ -75,7 +78,7 @@ class ProcessGroupRegistry:
 
         Raises RuntimeError where a group does not add up to its size.
         """
-        for (ranks, backend), group in self._groups.items():
+        for (ranks, backend, _), group in self._groups.items():
             if dist.get_rank() not in ranks:
                 continue
             device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")

@@ -1,6 +1,6 @@
 """Resharding: planning and running the moves that turn one shard layout into another."""
 
-from hotspa_plugin.resharding.bounds import SwitchCosts, plan_costs, switch_bounds
+from hotspa_plugin.resharding.bounds import SwitchCosts, plan_costs, switch_bounds, traffic
 from hotspa_plugin.resharding.flush_planner import build_flush_plan
 from hotspa_plugin.resharding.plan import DESTINATION, SOURCE, Moves, ReshardPlan, Routes
 from hotspa_plugin.resharding.planner import POLICIES, build_switch_plan
@@ -20,6 +20,7 @@ __all__ = [
     "plan_costs",
     "predict_peak_extra_bytes",
     "switch_bounds",
+    "traffic",
     "verify_flush",
     "verify_switch",
 ]

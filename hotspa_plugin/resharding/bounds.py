@@ -31,11 +31,23 @@ class SwitchCosts:
     max_card_bytes: float
 
 
+def _bytes_of_routes(plan: ReshardPlan, item_size_bytes: int | None = None) -> np.ndarray:
+    sizes = np.full(plan.cells.num_groups, item_size_bytes) if item_size_bytes else plan.cells.item_size_bytes
+    return (plan.routes.stop - plan.routes.start) * sizes[plan.group_of_routes]
+
+
+def traffic(plan: ReshardPlan) -> np.ndarray:
+    """Bytes that each rank sends to each other one, int64 of shape ``[num_ranks, num_ranks]``."""
+    sent = np.zeros((plan.num_ranks, plan.num_ranks), dtype=np.int64)
+    np.add.at(sent, (plan.routes.source_rank, plan.routes.destination_rank), _bytes_of_routes(plan))
+    np.fill_diagonal(sent, 0)
+    return sent
+
+
 def plan_costs(plan: ReshardPlan, *, item_size_bytes: int | None = None) -> SwitchCosts:
     """Costs of a plan, with every element of ``item_size_bytes`` bytes (4 for fp32 gradients) or of its own size."""
     routes = plan.routes
-    sizes = np.full(plan.cells.num_groups, item_size_bytes) if item_size_bytes else plan.cells.item_size_bytes
-    num_bytes = (routes.stop - routes.start) * sizes[plan.group_of_routes]
+    num_bytes = _bytes_of_routes(plan, item_size_bytes)
     remote = routes.source_rank != routes.destination_rank
     source, destination, num_bytes = routes.source_rank[remote], routes.destination_rank[remote], num_bytes[remote]
     across = plan.node_of_rank[source] != plan.node_of_rank[destination]

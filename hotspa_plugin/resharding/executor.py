@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from hotspa_plugin.resharding.plan import DESTINATION, SOURCE, ReshardPlan
 from hotspa_plugin.resharding.round_cuts import item_sizes
 from hotspa_plugin.resharding.rounds import rounds_of_rank, staging_layout
 from hotspa_plugin.resharding.side_stream import SideStream
+from hotspa_plugin.resharding.staging_buffer import StagingBuffer
 from hotspa_plugin.resharding.transports.protocol import Transport
 
 
@@ -38,51 +38,19 @@ class ReshardStats:
     peak_extra_bytes: int  # staging memory held
 
 
-class StagingBuffer:
-    """Memory that messages are packed into; it grows to what a round needs, and is reused from run to run.
-
-    Several executors may share one, as long as only one of them runs at a time: the storage is resized in
-    place, so that views of it stay valid.
-    """
-
-    def __init__(self) -> None:
-        self._line: torch.Tensor | None = None
-
-    @property
-    def held_bytes(self) -> int:
-        return 0 if self._line is None else self._line.untyped_storage().nbytes()
-
-    def reserve(self, num_bytes: int, device: torch.device) -> torch.Tensor:
-        """A line of uint8 whose storage has at least ``num_bytes`` bytes; the same tensor every time."""
-        if self._line is None:
-            self._line = torch.empty(0, dtype=torch.uint8, device=device)
-        assert self._line.device == device, "a staging buffer serves one device"
-        if self.held_bytes < num_bytes:
-            self.release()  # the old content is of no use: do not hold both
-            self._line.untyped_storage().resize_(num_bytes)
-        return self._line
-
-    def release(self) -> None:
-        """Gives the memory back until the next run."""
-        if self._line is not None:
-            self._line.untyped_storage().resize_(0)
-
-
 class ReshardHandle:
     """A run under way. ``wait`` finishes it; ``advance`` takes it one step further.
 
-    On CUDA all work is on a stream of its own; ``wait`` makes the current stream wait for it.
+    On CUDA all work is on a stream of its own, which comes after what the current stream held when the handle was
+    made; ``wait`` makes the current stream wait for it.
     """
 
-    def __init__(self, steps: Iterator[None], stats: ReshardStats, stream: SideStream) -> None:
+    def __init__(self, steps: Iterator[None], stats: Callable[[], ReshardStats], stream: SideStream) -> None:
         self._steps = steps
         self._stats = stats
         self._stream = stream
         self._done = False
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
         stream.follow_current()
-        self.advance()
 
     def advance(self) -> bool:
         """Finishes the exchange that is under way and starts the next one; False when all is done."""
@@ -91,31 +59,18 @@ class ReshardHandle:
                 self._done = next(self._steps, True) is True
         return not self._done
 
-    def continue_in_background(self) -> ReshardHandle:
-        """Lets a thread take all further steps; until ``wait`` the caller must leave the transport's group alone."""
-        if self._thread is None and not self._done:
-            self._thread = threading.Thread(target=self._finish, name="reshard", daemon=True)
-            self._thread.start()
-        return self
-
-    def _finish(self) -> None:
-        try:
-            while self.advance():
-                pass
-        except BaseException as error:  # noqa: BLE001 (handed to the thread that waits)
-            self._error = error
+    def finish(self) -> None:
+        """Takes all further steps, in whichever thread; returns when the device has done them too."""
+        while self.advance():
+            pass
+        self._stream.synchronize()
 
     def wait(self) -> ReshardStats:
         """Returns when everything has been received and written (on CUDA: is in the current stream's past)."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            raise self._error
         while self.advance():
             pass
         self._stream.join_current()
-        return self._stats
+        return self._stats()
 
 
 class ReshardExecutor:
@@ -183,7 +138,9 @@ class ReshardExecutor:
             and not self._stage_locals
             and (memory_budget_bytes is None or sum(sizes_needed) <= memory_budget_bytes)
         )
-        self._predicted = sum(sizes_needed) if self._overlaps_hops else max(sizes_needed, default=0)
+        # Only a second hop beside the first needs an aligned place; a lone round keeps to the budget to the byte.
+        alone = max((needed.num_bytes for needed in self._needed), default=0)
+        self._predicted = sum(sizes_needed) if self._overlaps_hops else alone
 
     # ---- checks
 
@@ -255,17 +212,32 @@ class ReshardExecutor:
 
     # ---- running
 
+    def begin(self, before_writing: Callable[[SideStream], None] | None = None) -> ReshardHandle:
+        """A run that has not done anything yet; ``advance``, ``finish`` or ``wait`` of the handle, in any thread, does.
+
+        ``before_writing`` is called, with the stream that the work is on, when all that a flush receives has arrived
+        and before it adds to ``destination``: it may hold the additions back while others use the tensors.
+        """
+        assert before_writing is None or self._plan.accumulate
+
+        def stats() -> ReshardStats:
+            return dataclasses.replace(self.moved, peak_extra_bytes=self._staging.held_bytes)
+
+        return ReshardHandle(self._run_steps(before_writing), stats, self._stream)
+
     def start(self) -> ReshardHandle:
         """Starts a run and returns while its first exchange is under way."""
-        self._staging.reserve(self._predicted, self._device)
-        stats = dataclasses.replace(self.moved, peak_extra_bytes=self._staging.held_bytes)
-        return ReshardHandle(self._run_steps(), stats, self._stream)
+        handle = self.begin()
+        handle.advance()
+        return handle
 
     def run(self) -> ReshardStats:
         """Runs the plan once."""
-        return self.start().wait()
+        return self.begin().wait()
 
-    def _run_steps(self) -> Iterator[None]:
+    def _run_steps(self, before_writing: Callable[[SideStream], None] | None) -> Iterator[None]:
+        # Not before the run's own turn: another one may use the same buffer until then.
+        self._staging.reserve(self._predicted, self._device)
         before: Arrivals | None = None  # of the hop before, where it is still under way
         for steps in self._steps:
             with torch.no_grad():
@@ -276,7 +248,10 @@ class ReshardExecutor:
                 copy_all(steps.early_writes)
                 if before is not None:
                     before.write_all()
-            arrivals = Arrivals(work, steps.arrivals, accumulate=self._plan.accumulate)
+            hold = None
+            if before_writing is not None and steps.writes_destination:
+                hold = functools.partial(before_writing, self._stream)
+            arrivals = Arrivals(work, steps.arrivals, accumulate=self._plan.accumulate, before_writing=hold)
             yield None
             if self._overlaps_hops and before is None:
                 before = arrivals

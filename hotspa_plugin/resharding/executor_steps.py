@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
-from hotspa_plugin.resharding.plan import ReshardPlan
+from hotspa_plugin.resharding.plan import DESTINATION, ReshardPlan
 from hotspa_plugin.resharding.rounds import Places, Round, StagingLayout, carried
 from hotspa_plugin.resharding.transports.protocol import Message, Work
 
@@ -44,15 +44,27 @@ class Steps:
     receives: list[Message]
     early_writes: list[Copy]  # local copies that need not wait for the exchange
     arrivals: list[Arrival]  # in the order in which they are written
+    writes_destination: bool  # some arrival goes to the plan's destination, not to a rank that passes it on
 
 
 class Arrivals:
-    """The arrivals of one exchange under way; each is written once, additions only in their order."""
+    """The arrivals of one exchange under way; each is written once, additions only in their order.
 
-    def __init__(self, work: Work, arrivals: list[Arrival], *, accumulate: bool) -> None:
+    ``before_writing`` is called once, when everything has arrived and before anything is written.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        arrivals: list[Arrival],
+        *,
+        accumulate: bool,
+        before_writing: Callable[[], None] | None = None,
+    ) -> None:
         self._work = work
         self._arrivals = arrivals
         self._accumulate = accumulate
+        self._before_writing = before_writing
         self._is_written = [False] * len(arrivals)
         self._num_written = 0  # all before this one are
 
@@ -74,6 +86,10 @@ class Arrivals:
     def _write(self, index: int) -> None:
         if self._is_written[index]:
             return
+        if self._before_writing is not None:
+            self._work.wait()
+            self._before_writing()
+            self._before_writing = None
         self._is_written[index] = True
         arrival = self._arrivals[index]
         if arrival.receive != LOCAL:
@@ -223,4 +239,5 @@ class Resolver:
             receives=receives,
             early_writes=early,
             arrivals=[arrival for _, arrival in late],
+            writes_destination=any(round_.destination.side[arrival.row] == DESTINATION for _, arrival in late),
         )

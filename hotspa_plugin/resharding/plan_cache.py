@@ -8,6 +8,7 @@ import os
 import pathlib
 import tempfile
 import zipfile
+import zlib
 
 import numpy as np
 
@@ -17,14 +18,14 @@ from hotspa_plugin.resharding.cells import cut_cells
 from hotspa_plugin.resharding.plan import ReshardPlan, Routes
 from hotspa_plugin.resharding.planner import build_switch_plan, check_topology
 
-FORMAT = 1  # raise when routes come to mean something else
+FORMAT = 2  # raise when routes come to mean something else
 
 
 class PlanCache:
     """Builds switch plans, or takes them from ``directory`` where one with the same inputs lies there.
 
     Files are named by a hash of all that a plan depends on: both layouts, policy, nodes, cards and this package's
-    version. A file that cannot be read is built anew and replaced.
+    version. A file that cannot be read, or whose content is not what was written, is built anew and replaced.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -42,14 +43,17 @@ class PlanCache:
         """What ``build_switch_plan`` returns for the same arguments."""
         nodes, cards = check_topology(node_of_rank, card_of_rank, source.num_ranks)
         path = self._directory / f"{self._key(source, destination, policy, nodes, cards)}.npz"
-        routes = _read(path)
-        if routes is not None:
-            return ReshardPlan(
+        kept = _read(path)
+        if kept is not None:
+            routes, digest = kept
+            plan = ReshardPlan(
                 source=source, destination=destination, policy=policy, cells=cut_cells(source, destination),
                 routes=routes, node_of_rank=nodes, card_of_rank=cards,
             )
+            if plan.digest() == digest:
+                return plan
         plan = build_switch_plan(source, destination, policy=policy, node_of_rank=nodes, card_of_rank=cards)
-        _write(path, plan.routes)
+        _write(path, plan.routes, plan.digest())
         return plan
 
     @staticmethod
@@ -61,17 +65,20 @@ class PlanCache:
         return said.hexdigest()
 
 
-def _read(path: pathlib.Path) -> Routes | None:
+def _read(path: pathlib.Path) -> tuple[Routes, str] | None:
+    """The routes in a file and the digest of the plan that they belonged to."""
     try:
         with np.load(path, allow_pickle=False) as found:
-            return Routes(**{field.name: found[field.name] for field in dataclasses.fields(Routes)})
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+            routes = Routes(**{field.name: found[field.name] for field in dataclasses.fields(Routes)})
+            return routes, str(found["digest"])
+    except (OSError, KeyError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error):
         return None
 
 
-def _write(path: pathlib.Path, routes: Routes) -> None:
+def _write(path: pathlib.Path, routes: Routes, digest: str) -> None:
     """Through a file of its own that is then renamed: ranks may write the same plan at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
-        np.savez_compressed(part, **{field.name: getattr(routes, field.name) for field in dataclasses.fields(Routes)})
+        columns = {field.name: getattr(routes, field.name) for field in dataclasses.fields(Routes)}
+        np.savez_compressed(part, digest=np.array(digest), **columns)
     os.replace(part.name, path)

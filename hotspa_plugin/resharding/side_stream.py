@@ -19,6 +19,16 @@ class SideStream:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
 
+    def follow(self, event: torch.cuda.Event | None) -> None:
+        """What came before ``event`` (of ``mark_current``) comes before all the side stream is given from here on."""
+        if self._stream is not None and event is not None:
+            self._stream.wait_event(event)
+
+    def synchronize(self) -> None:
+        """Returns when the device has done all that the side stream was given."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
     def join_current(self) -> None:
         """What the side stream has been given so far comes before all that the current stream is given from here on."""
         if self._stream is not None:
@@ -27,3 +37,8 @@ class SideStream:
     def current(self) -> AbstractContextManager[object]:
         """A context in which the side stream is the current one."""
         return torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
+
+
+def mark_current(device: torch.device) -> torch.cuda.Event | None:
+    """An event after all that the current stream of ``device`` has been given; None where there are no streams."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,8 @@ from hotspa_plugin.data import BatchAssignment, BucketAssignment, BucketSpec, Sa
 from hotspa_plugin.data.micro_batch import PackedMicroBatch, PaddedMicroBatch, pack_micro_batch, pad_micro_batch
 from hotspa_plugin.runtime.activity import set_activity
 from hotspa_plugin.runtime.agreement import check_agreement
-from hotspa_plugin.runtime.hot_switcher import NOTHING_MOVED, HotSwitcher
+from hotspa_plugin.runtime.hot_switcher import NOTHING_MOVED, BytesMoved, HotSwitcher
+from hotspa_plugin.runtime.mover import Interval
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 from hotspa_plugin.runtime.run_record import BucketRecord
 
@@ -69,8 +71,48 @@ class BatchAssigner(Protocol):
         ...
 
 
+@dataclasses.dataclass(kw_only=True)
+class _BucketRun:
+    """One bucket of the batch at hand, and what it has taken so far."""
+
+    assigned: BucketAssignment
+    spec: BucketSpec
+    runner: BucketRunner
+    at_home: bool
+    moved_there: BytesMoved = NOTHING_MOVED
+    moved_back: BytesMoved = NOTHING_MOVED
+    switch_s: float = 0.0
+    compute_s: float = 0.0
+    flush_s: float = 0.0
+    switch_hidden_s: float = 0.0
+    flush_hidden_s: float = 0.0
+
+    @property
+    def about(self) -> dict[str, object]:
+        return {"bucket": self.spec.bound_tokens, "strategy": self.runner.label}
+
+    def record(self) -> BucketRecord:
+        return BucketRecord(
+            bound_tokens=self.spec.bound_tokens,
+            strategy=self.runner.label,
+            sequences=self.assigned.num_sequences,
+            tokens=self.assigned.num_tokens,
+            padding_tokens=self.assigned.num_padding_tokens,
+            num_micro_batches=max(map(len, self.assigned.replicas)),
+            switch_s=self.switch_s,
+            compute_s=self.compute_s,
+            flush_s=self.flush_s,
+            switch_hidden_s=self.switch_hidden_s,
+            flush_hidden_s=self.flush_hidden_s,
+            switch_bytes_local=self.moved_there.local,
+            switch_bytes_remote=self.moved_there.remote,
+            flush_bytes_local=self.moved_back.local,
+            flush_bytes_remote=self.moved_back.remote,
+        )
+
+
 class BucketLoop:
-    """Runs every non-empty bucket of a batch under its strategy, the others first and home last."""
+    """Runs every non-empty bucket of a batch under its strategy, the others in the switcher's order and home last."""
 
     def __init__(
         self,
@@ -83,14 +125,15 @@ class BucketLoop:
         assigner: BatchAssigner | None = None,
         recorder: RunRecorder | NullRecorder | None = None,
         device: torch.device | None = None,
-        descending: bool = False,
+        adds_after_home: bool = True,
     ) -> None:
-        """``descending`` runs the other strategies' buckets from the longest bound to the shortest.
+        """``assigner`` lays batches out in place of the pool's fixed bounds, where it is given.
 
-        ``assigner`` lays batches out in place of the pool's fixed bounds, where it is given.
+        ``adds_after_home`` says that home's gradients may still be added to when its bucket has run: nothing reduces
+        them before that.
         """
+        self._adds_after_home = adds_after_home
         self.assigner = assigner
-        self._descending = descending
         self._buckets = tuple(buckets)
         self._runners = tuple(runners)
         self._home_index = home_index
@@ -115,27 +158,26 @@ class BucketLoop:
             packing=self._packing,
             recorder=self.recorder,
             device=self._device,
-            descending=self._descending,
+            adds_after_home=self._adds_after_home,
         )
 
     def run(self, batch: GlobalBatch, *, forward_only: bool = False) -> BatchResult:
-        """Trains (or with ``forward_only`` evaluates) one batch. Gradients end up, unreduced, in home's accumulators."""
+        """Trains (or with ``forward_only`` evaluates) one batch.
+
+        Gradients end up, unreduced, in home's accumulators.
+        """
         with self._phase("plan", batch.step):
             if self.assigner is not None:
                 assignment = self.assigner.assign(batch.lengths)
             else:
                 assignment = assign_batch(batch.lengths, buckets=self._buckets, packing=self._packing)
             check_agreement(f"the assignment of step {batch.step}", assignment.digest(), device=self._device)
+        ordered = [self._begin(bucket) for bucket in self._in_order(assignment)]
+        runs = {run.runner.label: run for run in ordered}
         total = torch.zeros(2, dtype=torch.float64)
-        records = []
-        sign = -1 if self._descending else 1
-        by_home_last = sorted(assignment.buckets, key=lambda b: (b.bucket == self._home_index, sign * b.bucket))
-        for bucket in by_home_last:
-            if bucket.bucket == self._home_index:
-                self.switcher.release()
-            part, record = self._run_bucket(batch, bucket, forward_only)
-            total += part
-            records.append(record)
+        for run, following in zip(ordered, [*ordered[1:], None], strict=True):
+            total += self._run_bucket(batch, run, following, runs, forward_only)
+        self._finish_flushes(batch.step, runs, self.switcher.flushing)
         self.switcher.release()
         with self._phase("wait", batch.step):
             total = total.to(self._device)
@@ -144,58 +186,87 @@ class BucketLoop:
         return BatchResult(
             loss_sum=loss_sum,
             num_target_tokens=round(num_targets),
-            buckets=tuple(sorted(records, key=lambda record: record.bound_tokens)),
+            buckets=tuple(sorted((run.record() for run in ordered), key=lambda record: record.bound_tokens)),
             assignment=assignment,
         )
 
+    def _in_order(self, assignment: BatchAssignment) -> list[BucketAssignment]:
+        place = {label: index for index, label in enumerate(self.switcher.running_order)}
+        return sorted(assignment.buckets, key=lambda b: place.get(self._runners[b.bucket].label, len(place)))
+
+    def _begin(self, assigned: BucketAssignment) -> _BucketRun:
+        index = assigned.bucket
+        return _BucketRun(
+            assigned=assigned, spec=self._buckets[index], runner=self._runners[index],
+            at_home=index == self._home_index,
+        )  # fmt: skip
+
     def _run_bucket(
-        self, batch: GlobalBatch, assigned: BucketAssignment, forward_only: bool
-    ) -> tuple[torch.Tensor, BucketRecord]:
-        index, step = assigned.bucket, batch.step
-        runner, spec = self._runners[index], self._buckets[index]
-        at_home = index == self._home_index
-        about = {"bucket": spec.bound_tokens, "strategy": runner.label}
-        with self._phase("data", step, **about):
-            micro_batches = self._build(batch, assigned.replicas[runner.dp_rank], spec)
-        moved_there, switch_s = NOTHING_MOVED, 0.0
-        if not at_home:
-            with self._phase("switch", step, **about) as span:
-                moved_there = self.switcher.enter(runner.label)
-            switch_s = span.seconds
-        with self._phase("compute", step, **about) as span:
+        self,
+        batch: GlobalBatch,
+        run: _BucketRun,
+        following: _BucketRun | None,
+        runs: Mapping[str, _BucketRun],
+        forward_only: bool,
+    ) -> torch.Tensor:
+        """This rank's part of one bucket; its gradients may still be on their way home afterwards."""
+        step, label = batch.step, run.runner.label
+        with self._phase("data", step, **run.about):
+            micro_batches = self._build(batch, run.assigned.replicas[run.runner.dp_rank], run.spec)
+        if run.at_home:
+            flushing = self.switcher.flushing
+            # Only the last flush may go on beside home's bucket, whose activations need the memory.
+            self._finish_flushes(step, runs, flushing[:-1] if self._adds_after_home else flushing)
+            self.switcher.make_room_for_home()
+        else:
+            self._finish_flushes(step, runs, filter(None, [self.switcher.flush_in_the_way(label)]))
+            waited_from_ns = time.perf_counter_ns()
+            with self._phase("switch", step, **run.about) as span:
+                busy = self.switcher.enter(label)
+            run.switch_s, run.moved_there = span.seconds, self.switcher.switch_bytes(label)
+            run.switch_hidden_s = self._record_hidden("switch", step, run, busy, waited_from_ns)
+            if following is not None and not following.at_home:
+                self.switcher.prefetch(following.runner.label)
+        with self._phase("compute", step, **run.about) as span:
             part = torch.zeros(2, dtype=torch.float64)
             if micro_batches:
-                part = runner.run(step, index, micro_batches, forward_only=forward_only)
-        compute_s = span.seconds
-        moved_back, flush_s = NOTHING_MOVED, 0.0
-        if not at_home and not forward_only:
-            with self._phase("flush", step, **about) as span:
-                moved_back = self.switcher.flush(runner.label)
-            flush_s = span.seconds
-        record = BucketRecord(
-            bound_tokens=spec.bound_tokens,
-            strategy=runner.label,
-            sequences=assigned.num_sequences,
-            tokens=assigned.num_tokens,
-            padding_tokens=assigned.num_padding_tokens,
-            num_micro_batches=max(map(len, assigned.replicas)),
-            switch_s=switch_s,
-            compute_s=compute_s,
-            flush_s=flush_s,
-            switch_bytes_local=moved_there.local,
-            switch_bytes_remote=moved_there.remote,
-            flush_bytes_local=moved_back.local,
-            flush_bytes_remote=moved_back.remote,
-        )
-        return part, record
+                part = run.runner.run(step, run.assigned.bucket, micro_batches, forward_only=forward_only)
+        run.compute_s = span.seconds
+        if not run.at_home and not forward_only:
+            with self._phase("flush", step, **run.about) as span:
+                self.switcher.start_flush(label)
+            run.flush_s, run.moved_back = span.seconds, self.switcher.flush_bytes(label)
+        return part
+
+    def _finish_flushes(self, step: int, runs: Mapping[str, _BucketRun], labels: Iterable[str]) -> None:
+        for label in list(labels):
+            run = runs[label]
+            waited_from_ns = time.perf_counter_ns()
+            with self._phase("flush", step, **run.about) as span:
+                busy = self.switcher.finish_flush(label)
+            run.flush_s += span.seconds
+            run.flush_hidden_s = self._record_hidden("flush", step, run, busy, waited_from_ns)
+
+    def _record_hidden(
+        self, name: str, step: int, run: _BucketRun, busy: Sequence[Interval], waited_from_ns: int
+    ) -> float:
+        """Notes what ran beside other work before this rank began to wait for it; returns the seconds."""
+        hidden_ns = 0
+        for start_ns, end_ns in busy:
+            end_ns = min(end_ns, waited_from_ns)
+            if end_ns > start_ns:
+                self.recorder.add_hidden(name, start_ns, end_ns, **run.about)
+                hidden_ns += end_ns - start_ns
+        return hidden_ns * 1e-9
 
     def _build(self, batch: GlobalBatch, assigned: Sequence, spec: BucketSpec) -> list[MicroBatch]:
-        build: Callable[..., MicroBatch] = pack_micro_batch if self._packing == "packed" else pad_micro_batch
+        packed = self._packing == "packed"
+        build: Callable[..., MicroBatch] = pack_micro_batch if packed else pad_micro_batch
         return [
             build(
                 [batch.sample(position) for position in micro_batch.samples],
                 length_multiple=spec.length_multiple,
-                num_tokens=micro_batch.num_padded_tokens // (1 if self._packing == "packed" else len(micro_batch.samples)),
+                num_tokens=micro_batch.num_padded_tokens // (1 if packed else len(micro_batch.samples)),
             )
             for micro_batch in assigned
         ]

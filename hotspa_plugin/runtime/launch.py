@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from hotspa_plugin.runtime.rank_failure import RankFailure, UserError, explain, report_error
+from hotspa_plugin.runtime.rank_failure import FailureKind, RankFailure, UserError, explain, report_error
 from hotspa_plugin.runtime.rank_process import resolve_target
 from hotspa_plugin.runtime.worker_pool import PEER_SETTLE_S, Target, WorkerPool, choose_device
 
@@ -80,11 +81,23 @@ def _run_in_process(function: Target, num_ranks: int | None, args: Sequence[Any]
         result = resolve_target(function)(rank, world_size, *args)
     except Exception as error:
         # torchrun ends the other ranks; waiting for them here would only hide the error.
-        raise RankFailure([report_error(f"rank {rank}", error)]) from error
+        report = report_error(f"rank {rank}", error)
+        if report.kind is FailureKind.PEER_LOST and (silent := _silent_ranks(rank, world_size)):
+            report = dataclasses.replace(report, summary=f"{silent}. {report.summary}")
+        raise RankFailure([report]) from error
     if started_here:
         dist.barrier()  # rank 0 may hold the store that the others still need
         dist.destroy_process_group()
     return result
+
+
+def _silent_ranks(rank: int, world_size: int) -> str:
+    """Who did not answer, in words; the group's own store is asked, since collectives have failed."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    from hotspa_plugin.runtime import roll_call
+
+    return roll_call.describe(roll_call.silent_ranks(_get_default_store(), rank, world_size))
 
 
 @contextlib.contextmanager

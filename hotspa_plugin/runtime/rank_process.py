@@ -12,6 +12,7 @@ import multiprocessing.resource_tracker
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 import time
@@ -123,9 +124,13 @@ def _join_process_group(connection: Connection, spec: RankSpec) -> None:
     address = "127.0.0.1" if spec.network is None else spec.network.store_address
     store = None
     if spec.rank == 0:
-        # Port 0 lets the system choose, which no other program can race for.
+        # Port 0 lets the system choose, which no other program can race for. The store would listen on every address
+        # of this machine, and it asks nobody who they are: a socket of ours keeps it to the ranks' own.
+        listener = socket.create_server((address, 0))
+        port = listener.getsockname()[1]
         store = dist.TCPStore(
-            address, 0, spec.num_ranks, is_master=True, timeout=store_timeout, wait_for_workers=False
+            address, port, spec.num_ranks, is_master=True, timeout=store_timeout, wait_for_workers=False,
+            master_listen_fd=listener.detach(),
         )
     # Imports take very different times on a busy machine: nobody's timeout runs before all are through.
     _send(connection, ("imported", None if store is None else store.port))

@@ -49,6 +49,8 @@ class BucketRecord(_Record):
     switch_s: Seconds = 0.0  # exposed
     compute_s: Seconds = 0.0
     flush_s: Seconds = 0.0  # exposed
+    switch_hidden_s: Seconds = 0.0  # beside other work
+    flush_hidden_s: Seconds = 0.0
     switch_bytes_local: Count = 0  # copied inside a rank
     switch_bytes_remote: Count = 0  # sent to another rank
     flush_bytes_local: Count = 0

@@ -1,4 +1,4 @@
-"""One storage per rank that the tensors of all strategies but home's share, one strategy at a time."""
+"""A storage of a rank that the tensors of several strategies share, one strategy at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class Slab:
         """Bytes held now."""
         return self._bytes.untyped_storage().nbytes()
 
-    def reserve(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> tuple[dict[str, torch.Tensor], int]:
+    def reserve(
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+    ) -> tuple[dict[str, torch.Tensor], int]:
         """Views in this slab shaped like ``tensors`` (of ``dtype`` where given), and the bytes they need.
 
         Every call lays its views out from the slab's start.

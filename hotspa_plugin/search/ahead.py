@@ -18,29 +18,28 @@ class _Assigner(Protocol):
 class AheadAssigner:
     """Wraps an assigner: what ``prepare`` was told of is computed in a thread, and ``assign`` collects it.
 
-    ``assign`` without a matching ``prepare`` computes at once, so results never depend on what was prepared. One batch is
-    kept; errors of the thread are raised by ``assign``. Close it at the end, or use it as a context manager.
+    ``assign`` without a matching ``prepare`` computes at once, so results never depend on what was prepared. The last two
+    batches are kept, so that the next one can be prepared before the current one is asked for; errors of the thread are
+    raised by ``assign``. Close it at the end, or use it as a context manager.
     """
 
     def __init__(self, assigner: _Assigner) -> None:
         self._assigner = assigner
         self._pool = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="assign-ahead")
-        self._prepared: tuple[bytes, concurrent.futures.Future[BatchAssignment]] | None = None
+        self._prepared: dict[bytes, concurrent.futures.Future[BatchAssignment]] = {}  # by lengths, oldest first
 
     def prepare(self, lengths: np.ndarray | Sequence[int]) -> None:
-        """Starts on a batch with these lengths (tokens, shape ``[num_sequences]``); forgets an earlier one."""
+        """Starts on a batch with these lengths (tokens, shape ``[num_sequences]``)."""
         lengths = np.array(lengths, dtype=np.int64)  # a copy: the caller may change its own
-        if self._prepared is not None:
-            self._prepared[1].cancel()
-        self._prepared = lengths.tobytes(), self._pool.submit(self._assigner.assign, lengths)
+        self._prepared[lengths.tobytes()] = self._pool.submit(self._assigner.assign, lengths)
+        while len(self._prepared) > 2:
+            self._prepared.pop(next(iter(self._prepared))).cancel()
 
     def assign(self, lengths: np.ndarray | Sequence[int]) -> BatchAssignment:
         """The assignment of a batch with these lengths."""
         lengths = np.asarray(lengths, dtype=np.int64)
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None and prepared[0] == lengths.tobytes():
-            return prepared[1].result()
-        return self._assigner.assign(lengths)
+        prepared = self._prepared.pop(lengths.tobytes(), None)
+        return self._assigner.assign(lengths) if prepared is None else prepared.result()
 
     def close(self) -> None:
         """Ends the thread."""

@@ -66,23 +66,22 @@ class BatchAssigner:
     def assign(self, lengths: np.ndarray | Sequence[int]) -> BatchAssignment:
         """The assignment of a batch with these lengths in tokens, shape ``[num_sequences]``.
 
-        ValueError where a sequence is empty or longer than every strategy can hold.
+        ValueError where a sequence is empty or over the pool's last bound.
         """
         lengths = np.asarray(lengths, dtype=np.int64)
         if len(lengths) == 0:
             return BatchAssignment(packing=self._packing, buckets=())
         if lengths.min() < 1:
             raise ValueError(f"sample {int(lengths.argmin())}: has no tokens: leave empty sequences out")
-        if lengths.max() > self._capacities.max():
+        if lengths.max() > self._bounds[-1]:
             raise ValueError(
-                f"sample {int(lengths.argmax())}: {lengths.max()} tokens are more than any strategy of the pool can "
-                f"hold, {self._capacities.max()}: add a strategy, or truncate, split or drop long sequences"
+                f"sample {int(lengths.argmax())}: {lengths.max()} tokens are over the pool's last bound, "
+                f"{self._bounds[-1]}: raise the bound, or truncate, split or drop long sequences"
             )
         work = _Work(self, lengths)
         choices = self._likely_choices(lengths)
-        if lengths.max() <= self._bounds[-1]:
-            # The pool's own bounds: what is chosen is never slower.
-            choices.append(np.searchsorted(self._bounds, lengths, side="left"))
+        # The pool's own bounds: what is chosen is never slower.
+        choices.append(np.searchsorted(self._bounds, lengths, side="left"))
         priced = [work.price(choice) for choice in choices]
         best = min(range(len(priced)), key=lambda i: priced[i].seconds)
         return work.built(work.refine(priced[best]))
@@ -164,6 +163,7 @@ class _Work:
         self._assigner, self._lengths = assigner, lengths
         self._options = assigner._options
         self._packed: dict[tuple[int, bytes], BucketAssignment] = {}
+        self._costs_s = [option.cost.sequences_s(lengths).tolist() for option in self._options]  # [option][sample]
         self.num_packed = 0
 
     def price(self, choice: np.ndarray) -> _Priced:
@@ -202,7 +202,7 @@ class _Work:
 
     def _moves(self, priced: _Priced) -> list[tuple[list[int], int]]:
         """(samples, option) worth trying: whole replicas' work first, then what the slowest replicas do, dearest first."""
-        found: list[tuple[float, list[int], int]] = []
+        lengths, found = self._lengths.tolist(), []
         for index, bucket in priced.buckets.items():
             slowest = int(np.argmax(bucket.replica_costs_s))
             samples = [s for m in bucket.replicas[slowest] for s in m.samples]
@@ -212,14 +212,14 @@ class _Work:
             others = [r for r, cost in enumerate(bucket.replica_costs_s) if r != slowest and bucket.replicas[r]]
             groups += [[s] for r in others for m in bucket.replicas[r] for s in m.samples][: 4 * len(samples)]
             for group in groups:
-                longest = int(self._lengths[group].max())
-                for other in range(len(self._options)):
-                    if other == index or self._options[other].spec.capacity_tokens < longest:
+                longest = max(lengths[s] for s in group)
+                cost_here = sum(self._costs_s[index][s] for s in group)
+                for other, option in enumerate(self._options):
+                    if other == index or option.spec.capacity_tokens < longest:
                         continue
-                    cost_there = float(self._options[other].cost.sequences_s(self._lengths[group]).sum())
-                    cost_here = float(self._options[index].cost.sequences_s(self._lengths[group]).sum())
-                    new = 0.0 if other in priced.buckets else self._options[other].transition_s
-                    found.append((new + cost_there / self._options[other].spec.num_replicas - cost_here, group, other))
+                    cost_there = sum(self._costs_s[other][s] for s in group) / option.spec.num_replicas
+                    new = 0.0 if other in priced.buckets else option.transition_s
+                    found.append((new + cost_there - cost_here, group, other))
         return [(group, other) for _, group, other in sorted(found, key=lambda m: (m[0], m[1], m[2]))]
 
     def built(self, priced: _Priced) -> BatchAssignment:

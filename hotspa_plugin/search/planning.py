@@ -65,6 +65,10 @@ class Gain:
         return cls(ratio=ratio, low=ratio - float(error), high=ratio + float(error), model_error=model_error)
 
     @property
+    def worth_switching(self) -> bool:
+        return self.ratio >= WORTH_SWITCHING and self.low > 1
+
+    @property
     def certainty(self) -> str:
         """``clear`` where the gain is beyond both errors, ``likely`` where beyond the batches' alone, else ``open``."""
         if abs(self.ratio - 1) > self.model_error and (self.low - 1) * (self.high - 1) > 0:
@@ -92,11 +96,17 @@ class Plan:
 
     @property
     def advises_hot(self) -> bool:
-        return self.gain is not None and self.gain.ratio >= WORTH_SWITCHING and self.gain.low > 1
+        return self.gain is not None and self.gain.worth_switching
 
     @property
     def chosen(self) -> Prediction:
         return self.hot[0] if self.advises_hot else self.statics[0]
+
+    @property
+    def chosen_per_batch(self) -> Prediction:
+        """What to use where every batch is divided by its own lengths."""
+        gain = self.gain_per_batch
+        return self.hot[0] if gain is not None and gain.worth_switching else self.statics[0]
 
 
 def make_plan(

@@ -16,8 +16,9 @@ import numpy as np
 from hotspa_plugin.cost import Profile
 from hotspa_plugin.search.bucket_estimate import Lane, LengthTables
 from hotspa_plugin.search.step_model import PlannedPool, StepModel
-from hotspa_plugin.strategy import ParallelStrategy, PoolEntry
+from hotspa_plugin.strategy import ModelShape, ParallelStrategy, PoolEntry
 from hotspa_plugin.strategy.checks import check_model
+from hotspa_plugin.strategy.parallel_strategy import divisors
 
 GRID_STEP = 2**0.5
 GRID_START_TOKENS = 128
@@ -30,6 +31,22 @@ class Found:
 
     pool: PlannedPool
     estimate_s: float
+
+
+def possible_strategies(
+    shape: ModelShape, num_ranks: int, *, recompute: Sequence[str] = ("none", "full")
+) -> list[ParallelStrategy]:
+    """All tp and pp that fit a model and so many ranks, dp resolved, each with every kind of ``recompute``."""
+    found = []
+    for tp in divisors(num_ranks):
+        for pp in divisors(num_ranks // tp):
+            strategy = ParallelStrategy(tp=tp, pp=pp).resolve(num_ranks)
+            try:
+                check_model(strategy, shape)
+            except ValueError:
+                continue
+            found += [dataclasses.replace(strategy, recompute=mode) for mode in recompute]
+    return found
 
 
 def candidate_strategies(
@@ -69,13 +86,17 @@ def check_lengths(model: StepModel, candidates: Sequence[ParallelStrategy], long
     limit = model.memory.limit_bytes
     if capacity == 0:
         raise ValueError(
-            f"memory limit of {limit / 1e9:.2f} GB a rank: no strategy fits, not even without a token; the least for "
-            f"sequences of {longest_tokens} tokens is {needs[least] / 1e9:.2f} GB, with {least}"
+            f"memory limit of {_gigabytes(limit)} a rank: no strategy fits, not even without a token; the least for "
+            f"sequences of {longest_tokens} tokens is {_gigabytes(needs[least])}, with {least}"
         )
     raise ValueError(
-        f"sequences of {longest_tokens} tokens are more than any strategy can hold in {limit / 1e9:.2f} GB a rank: the most "
-        f"is {capacity} tokens, with {most}; or allow {needs[least] / 1e9:.2f} GB, with {least}"
+        f"sequences of {longest_tokens} tokens are more than any strategy can hold in {_gigabytes(limit)} a rank: the "
+        f"most is {capacity} tokens, with {most}; or allow {_gigabytes(needs[least])}, with {least}"
     )
+
+
+def _gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e9:.4f} GB"
 
 
 class PoolSearch:
@@ -98,15 +119,17 @@ class PoolSearch:
         return self._tables.cuts_tokens
 
     def _grid(self) -> np.ndarray:
-        steps = int(np.ceil(np.log(self._longest / GRID_START_TOKENS) / np.log(GRID_STEP)))
-        regular = np.rint(GRID_START_TOKENS * GRID_STEP ** np.arange(max(steps, 0)) / 64) * 64
+        start = max(1, min(GRID_START_TOKENS, self._longest // 16))
+        unit = max(1, start // 2)
+        steps = int(np.ceil(np.log(self._longest / start) / np.log(GRID_STEP)))
+        regular = np.rint(start * GRID_STEP ** np.arange(max(steps, 0)) / unit) * unit
         capacities = {
-            self._model.memory.capacity_tokens(s, h, hot=True) // 64 * 64
+            self._model.memory.capacity_tokens(s, h, hot=True) // unit * unit
             for h in self._candidates
             for s in self._candidates
         }
         # What strategies can hold beside some home matters as a bound; a few representatives suffice.
-        inside = np.array(sorted(c for c in capacities if GRID_START_TOKENS < c < self._longest))
+        inside = np.array(sorted(c for c in capacities if start < c < self._longest))
         chosen = inside[np.linspace(0, len(inside) - 1, min(len(inside), 16)).astype(int)] if len(inside) else inside
         cuts = np.unique(np.concatenate([[0], regular, chosen, [self._longest]])).astype(np.int64)
         return cuts[cuts <= self._longest]

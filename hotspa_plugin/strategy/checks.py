@@ -65,6 +65,9 @@ def _tensor_parallel_misfit(tp: int, model: ModelShape, split_query_groups: bool
     if groups % tp and not (split_query_groups and tp % groups == 0):
         rule = "neither divides nor is a multiple of" if split_query_groups else "does not divide"
         return f"{rule} the {groups} query groups (num_query_groups)"
+    if (rows := model.query_size + 2 * model.key_value_size) % tp:
+        sizes = f"num_query_groups {groups}, head_dim {model.head_dim}"
+        return f"does not divide the {rows} rows of queries, keys and values ({sizes})"
     if model.ffn_hidden_size % tp:
         return f"does not divide the {model.ffn_hidden_size} columns of the MLP (ffn_hidden_size)"
     return None

@@ -189,9 +189,10 @@ class StrategyPool:
         if len(self.entries) > 1 and misfits and world_size >= 1:
             below = world_size // together * together
             fits = " or ".join(str(size) for size in (below, below + together) if size)
+            first = misfits[0]
             raise ValueError(
-                f"pool: strategy {misfits[0]} needs a multiple of {misfits[0].num_ranks_per_replica} ranks (tp x pp), but the "
-                f"world size is {world_size}; for the whole pool use {fits} ranks, or another strategy"
+                f"pool: strategy {first}: tp*pp*cp = {first.num_ranks_per_replica} does not divide the world size "
+                f"{world_size}; for the whole pool use {fits} ranks, or choose another strategy"
             )
 
     def bucket_of(self, length: int) -> int | None:

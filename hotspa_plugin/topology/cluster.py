@@ -94,6 +94,24 @@ class Cluster:
             raise ValueError(f"cluster file {path}: {error}") from None
 
 
+def cards_of_nodes(node_of_rank: np.ndarray, cards_per_node: int) -> np.ndarray:
+    """Network card of every rank, numbered over all nodes, where each node's ranks share its cards evenly.
+
+    ``node_of_rank`` has shape ``[num_ranks]``, nodes numbered from 0; neighbours share a card. ValueError where the
+    ranks of a node cannot be shared evenly.
+    """
+    cards = np.empty(len(node_of_rank), dtype=np.int64)
+    for node in np.unique(node_of_rank):
+        ranks = np.flatnonzero(node_of_rank == node)
+        if len(ranks) % cards_per_node:
+            raise ValueError(
+                f"{cards_per_node} network cards cannot be shared evenly by the {len(ranks)} ranks of node {node}: "
+                "give a number of cards that divides it"
+            )
+        cards[ranks] = node * cards_per_node + np.arange(len(ranks)) // (len(ranks) // cards_per_node)
+    return cards
+
+
 class _LinksConfig(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 

@@ -1,6 +1,7 @@
 """``hotspa bench switch``: plans to JSON, and what it refuses."""
 
 import json
+import xml.etree.ElementTree
 
 import pytest
 
@@ -11,7 +12,10 @@ ONE_CASE = ["bench", "switch", "--ranks", "0", "--plan-ranks", "8", "--model", "
 
 def test_plans_are_written_with_their_bounds(tmp_path):
     path = tmp_path / "plans.json"
-    assert run([*ONE_CASE, "--json", str(path)]) == 0
+    picture = tmp_path / "traffic.svg"
+    assert run([*ONE_CASE, "--json", str(path), "--picture", str(picture)]) == 0
+    drawn = xml.etree.ElementTree.parse(picture)  # well formed
+    assert any("rank 0 to rank" in title.text for title in drawn.iter("{http://www.w3.org/2000/svg}title"))
     content = json.loads(path.read_text())
     assert content["measured"] == [] and len(content["plans"]) > 5
     for row in content["plans"]:
@@ -30,6 +34,8 @@ def test_plans_are_written_with_their_bounds(tmp_path):
         (["--no-plans", "--cases", "tp4"], "tp4"),
         (["--no-plans", "--cases", "tp3:tp1"], "world size 4"),
         (["--no-plans", "--cases", ","], "--cases"),
+        (["--no-plans", "--nodes", "2"], "--link-mbit"),
+        (["--no-plans", "--picture", "x.svg"], "--no-plans"),
     ],
 )
 def test_what_does_not_fit_is_named(arguments, named, capsys):

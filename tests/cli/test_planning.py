@@ -5,8 +5,8 @@ import json
 import pytest
 
 from hotspa_plugin.cli.main import run
-from hotspa_plugin.cli.profile import measured_lengths
 from hotspa_plugin.cost import published_profile
+from hotspa_plugin.cost.fitting import measured_lengths
 
 PLAN = ["plan", "--model", "llama-13b", "--gpus", "8", "--global-batch", "64", "--context", "16384"]
 

@@ -35,6 +35,16 @@ def test_another_strategy_adds_parameters_and_gradients_of_its_own_fullest_rank(
     assert home.slab_bytes == 0
 
 
+def test_what_overlaps_stands_beside_each_strategy():
+    plain = memory_of("tp2:64 tp1:96 pp2:128")
+    flushing = memory_of("tp2:64 tp1:96 pp2:128", overlap_flush=True)
+    both = memory_of("tp2:64 tp1:96 pp2:128", overlap_flush=True, overlap_prefetch=True)
+    norms = 2 * 16 + 8
+    half = norms + (WHOLE - norms) // 2
+    assert [b.slab_bytes - a.slab_bytes for a, b in zip(plain, flushing, strict=True)] == [WHOLE * 4, half * 4, WHOLE * 4]
+    assert [b.slab_bytes - a.slab_bytes for a, b in zip(flushing, both, strict=True)] == [WHOLE * 4, half * 4, 0]
+
+
 def test_a_distributed_optimizer_shares_only_its_state():
     (static,) = memory_of("tp1:64", distributed_optimizer=True)
     assert static.home_bytes == WHOLE * (4 + 4 + 8 // 4)

@@ -46,12 +46,13 @@ def check_created_once(rank):
 
 def check_sealed(rank):
     registry = ProcessGroupRegistry(timeout=TIMEOUT)
-    pair = registry.get((0, 1))
+    pair, own = registry.get((0, 1)), registry.get((0, 1), purpose="switch")
+    assert rank > 1 or own is not pair
     registry.seal()
-    assert registry.get((0, 1)) is pair
+    assert registry.get((0, 1)) is pair and registry.get((0, 1), purpose="switch") is own
     with pytest.raises(RuntimeError, match=r"ranks \(0, 2\) over gloo was asked for after start"):
         registry.get((0, 2))
-    assert registry.num_groups == 1
+    assert registry.num_groups == 2
 
 
 def check_bad_ranks(rank):

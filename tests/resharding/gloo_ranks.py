@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,8 @@ import torch.distributed as dist
 from hotspa_plugin.resharding import build_flush_plan, build_switch_plan
 from hotspa_plugin.resharding.executor import ReshardExecutor
 from hotspa_plugin.resharding.transports import TorchDistributedTransport
+from hotspa_plugin.runtime.mover import BackgroundMover
+from hotspa_plugin.runtime.whereabouts import gather_nodes
 from tests.resharding import transport_cases
 from tests.resharding.worlds import (
     LLAMA,
@@ -51,6 +54,9 @@ def run(rank: int, num_ranks: int, backend: str, rendezvous: str) -> None:
                 work.wait_receive(index)
             transport_cases.check(case, part)
             work.wait()
+    assert gather_nodes().tolist() == [0] * num_ranks  # one machine
+    os.environ["GROUP_RANK"] = str(rank // 2)  # as torchrun would say it on two nodes
+    assert gather_nodes().tolist() == [r // 2 for r in range(num_ranks)]
     half = dist.new_group([1, 0])
     if rank < 2:  # a group of two whose rank i is group rank i
         transport = TorchDistributedTransport(half)
@@ -94,7 +100,7 @@ def _switch_and_flush(rank, num_ranks, model, home_strategy, other_strategy, bud
         own = {name: tensor.clone() for name, tensor in mine.items()}  # sums may meet in a strategy's gradients
         got = local_tensors(home, rank, torch.float32, 1.0)
         transport = TorchDistributedTransport(batched=batched)
-        ReshardExecutor(flush, rank, transport, own, got, budget).start().continue_in_background().wait()
+        BackgroundMover().submit(ReshardExecutor(flush, rank, transport, own, got, budget)).wait()
         for name, tensor in expected[rank].items():
             assert torch.equal(got[name], tensor), name
     return {("switch", plan.num_hops), ("flush", flush.num_hops)}

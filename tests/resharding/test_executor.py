@@ -11,6 +11,7 @@ from hotspa_plugin.resharding import build_flush_plan, build_switch_plan, verify
 from hotspa_plugin.resharding.executor import ReshardExecutor
 from hotspa_plugin.resharding.transports import LoopbackWorld
 from hotspa_plugin.resharding.verifier import replay
+from hotspa_plugin.runtime.mover import BackgroundMover
 from tests.resharding.test_plans import POLICIES, pairs
 from tests.resharding.worlds import (
     LLAMA,
@@ -191,9 +192,13 @@ def test_gradients_may_travel_in_bf16_and_are_summed_in_fp32(budget):
 def test_an_error_in_the_background_reaches_the_one_who_waits():
     plan = build_switch_plan(layout(LLAMA, 2, 2, 1), layout(LLAMA, 2, 1, 1))
     tensors = [local_tensors(one, 0, torch.float32, 0) for one in (plan.source, plan.destination)]
-    handle = ReshardExecutor(plan, 0, LoopbackWorld(2).transport(0), *tensors).start()
+    mover = BackgroundMover()
+    executor = ReshardExecutor(plan, 0, LoopbackWorld(2).transport(0), *tensors)
+    first, second = mover.submit(executor), mover.submit(executor)
     with pytest.raises(RuntimeError, match="rank 0 waits for a message that rank 1 has not sent"):
-        handle.continue_in_background().wait()
+        first.wait()
+    with pytest.raises(RuntimeError, match="the move before this one failed"):
+        second.wait()
 
 
 def test_errors_name_the_tensor():

@@ -41,7 +41,14 @@ def test_a_damaged_file_is_replaced(tmp_path, pair):
     cache = PlanCache(tmp_path / "plans")
     wanted = cache.switch_plan(*pair).digest()
     (path,) = (tmp_path / "plans").iterdir()
-    for content in (b"", b"not a plan", path.read_bytes()[:200]):
+    whole = path.read_bytes()
+    flipped = [bytes([*whole[:at], whole[at] ^ 0x55, *whole[at + 1 :]]) for at in range(40, len(whole), 97)]
+    # Readable as a file, but other routes than were written.
+    with np.load(path) as found:
+        columns = dict(found)
+    columns["source_rank"] = columns["source_rank"][::-1]
+    np.savez_compressed(path, **columns)
+    for content in (path.read_bytes(), b"", b"not a plan", whole[:200], *flipped):
         path.write_bytes(content)
         assert cache.switch_plan(*pair).digest() == wanted
         assert cache.switch_plan(*pair).digest() == wanted

@@ -49,6 +49,6 @@ def test_changing_the_callers_lengths_changes_nothing(counting):
 def test_errors_come_out_where_the_assignment_is_wanted(counting):
     with AheadAssigner(counting) as ahead:
         ahead.prepare([10**6])
-        with pytest.raises(ValueError, match="more than any strategy"):
+        with pytest.raises(ValueError, match="over the pool's last bound"):
             ahead.assign([10**6])
         assert ahead.assign([5]).num_tokens == 5

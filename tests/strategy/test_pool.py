@@ -108,7 +108,7 @@ def test_check_resolves_every_dp():
 @pytest.mark.parametrize(
     ("spec", "world_size", "changes", "said"),
     [
-        ("tp1:64 tp4:128", 6, {}, ["tp4", "world size 6", "use 4 or 8 ranks"]),
+        ("tp1:64 tp4:128", 6, {}, ["tp4", "world size 6", "for the whole pool use 4 or 8 ranks"]),
         (
             "tp3:64",
             3,

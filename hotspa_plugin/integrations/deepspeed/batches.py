@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from hotspa_plugin.data import GlobalBatchSampler, Sample
+from hotspa_plugin.data import GlobalBatchSampler, OverlongPolicy, Sample
 from hotspa_plugin.runtime.agreement import check_agreement
 from hotspa_plugin.runtime.bucket_loop import GlobalBatch
 
@@ -24,6 +24,7 @@ class SampleBatch:
 
     step: int
     samples: Sequence[Sample]
+    num_overlong: int = 0  # sequences that were truncated, split or dropped
 
     @property
     def lengths(self) -> np.ndarray:
@@ -45,11 +46,16 @@ def to_samples(batch: Any, *, vocab_size: int | None = None) -> list[Sample]:
         if "input_ids" not in batch:
             raise ValueError(f"batch: holds {', '.join(map(str, batch))}, but no input_ids")
         keys = [key for key in ("input_ids", "labels", "attention_mask") if batch.get(key) is not None]
+        for key in keys:
+            if len(batch[key]) != len(batch["input_ids"]):
+                raise ValueError(f"batch: {len(batch[key])} rows of {key} for {len(batch['input_ids'])} of input_ids")
         batch = [dict(zip(keys, row)) for row in zip(*(batch[key] for key in keys), strict=True)]
-    if isinstance(batch, torch.Tensor) and batch.dim() != 2:
+    if isinstance(batch, (torch.Tensor, np.ndarray)) and batch.ndim != 2:
         raise ValueError(
-            f"batch: a tensor of shape {tuple(batch.shape)} is no batch: give [sequences, tokens] or a list"
+            f"batch: an array of shape {tuple(batch.shape)} is no batch: give [sequences, tokens] or a list"
         )
+    if isinstance(batch, str) or not isinstance(batch, Iterable):
+        raise ValueError(f"batch: a {type(batch).__name__} is no batch: give a list of sequences")
     samples = [_to_sample(item, f"sample {index}") for index, item in enumerate(batch)]
     if vocab_size is not None:
         for index, sample in enumerate(samples):
@@ -95,19 +101,60 @@ def _to_sample(item: Any, name: str) -> Sample:
 def _whole_numbers(values: Any, name: str) -> np.ndarray:
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of different lengths inside
+        raise ValueError(f"{name}: expected a row of whole numbers, got rows within it") from None
     if array.ndim != 1 or array.dtype.kind not in "iub" and array.size:
         raise ValueError(f"{name}: expected a row of whole numbers, got {array.dtype} of shape {array.shape}")
     return array.astype(np.int64)
 
 
+def limit_lengths(samples: Sequence[Sample], *, bound_tokens: int, policy: OverlongPolicy) -> list[Sample]:
+    """The samples with none over ``bound_tokens``, as ``policy`` says (see ``data.overlong.LimitedSource``).
+
+    A piece of a sample is what the same piece of its tokens and labels would be as a sample of its own, so its last
+    position has no target. Raises ValueError naming the sample under ``error``.
+    """
+    limited: list[Sample] = []
+    for index, sample in enumerate(samples):
+        if len(sample) <= bound_tokens:
+            limited.append(sample)
+        elif policy == "error":
+            raise ValueError(
+                f"sample {index}: {len(sample)} tokens are over the last bound, {bound_tokens}: raise the bound in "
+                "hotspa.pool, or set hotspa.overlong to truncate, split or drop"
+            )
+        elif policy == "truncate":
+            limited.append(_piece(sample, 0, bound_tokens))
+        elif policy == "split":
+            limited += [_piece(sample, start, bound_tokens) for start in range(0, len(sample), bound_tokens)]
+    return limited
+
+
+def _piece(sample: Sample, start: int, num_tokens: int) -> Sample:
+    part = slice(start, start + num_tokens)
+    labels, loss_mask = sample.labels[part].copy(), sample.loss_mask[part].copy()
+    labels[-1], loss_mask[-1] = 0, 0
+    return Sample(tokens=sample.tokens[part], labels=labels, loss_mask=loss_mask)
+
+
 def as_global_batch(
-    batch: Any, *, step: int, per_rank: bool, vocab_size: int | None, device: torch.device
+    batch: Any,
+    *,
+    step: int,
+    per_rank: bool,
+    vocab_size: int | None,
+    bound_tokens: int,
+    overlong: OverlongPolicy,
+    device: torch.device,
 ) -> GlobalBatch:
     """``batch`` as a global batch that all ranks hold alike; collective over the world.
 
-    With ``per_rank`` the batches of all ranks together are the global one, in rank order. Raises ValueError for
-    what ``to_samples`` refuses, on every rank, and RuntimeError where ranks were given different batches.
+    With ``per_rank`` the batches of all ranks together are the global one, in rank order. What has ``lengths`` and
+    ``sample`` is a global batch already, and only gets its step. Raises ValueError for what ``to_samples`` and
+    ``limit_lengths`` refuse, and for a batch without a target, on every rank, and RuntimeError where ranks were given
+    different batches.
     """
     if hasattr(batch, "lengths") and hasattr(batch, "sample"):
         return (
@@ -115,18 +162,21 @@ def as_global_batch(
             if batch.step == step or not dataclasses.is_dataclass(batch)
             else dataclasses.replace(batch, step=step)
         )
-    problem, samples = None, []
+    problem, samples, num_overlong = None, [], 0
     try:
         samples = to_samples(batch, vocab_size=vocab_size)
+        num_overlong = sum(len(sample) > bound_tokens for sample in samples)
+        samples = limit_lengths(samples, bound_tokens=bound_tokens, policy=overlong)
     except ValueError as error:
         problem = str(error)
     if per_rank:
         gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, (problem, [dataclasses.astuple(sample) for sample in samples]))
-        problem = next((f"rank {rank}: {said}" for rank, (said, _) in enumerate(gathered) if said), None)
+        dist.all_gather_object(gathered, (problem, num_overlong, [dataclasses.astuple(sample) for sample in samples]))
+        problem = next((f"rank {rank}: {said}" for rank, (said, _, _) in enumerate(gathered) if said), None)
+        num_overlong = sum(number for _, number, _ in gathered)
         samples = [
             Sample(tokens=tokens, labels=labels, loss_mask=loss_mask)
-            for _, held in gathered
+            for _, _, held in gathered
             for tokens, labels, loss_mask in held
         ]
     else:
@@ -138,9 +188,11 @@ def as_global_batch(
             f"the batch of step {step} (give every rank the whole batch, or set hotspa.batch to per_rank)",
             digest.hexdigest(), device=device,
         )  # fmt: skip
+    if problem is None and not any(sample.loss_mask.any() for sample in samples):
+        problem = "batch: has no target token, so there is nothing to train" if samples else "batch: is empty"
     if problem:
         raise ValueError(problem)
-    return SampleBatch(step=step, samples=samples)
+    return SampleBatch(step=step, samples=samples, num_overlong=num_overlong)
 
 
 class GlobalBatchLoader:
@@ -150,6 +202,13 @@ class GlobalBatchLoader:
     """
 
     def __init__(self, dataset: Any, *, num_sequences: int, seed: int, shuffle: bool = True) -> None:
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise ValueError(
+                f"training_data: a {type(dataset).__name__} has no length or no items by number; pass batches to "
+                "train_batch instead"
+            )
+        if not len(dataset):
+            raise ValueError("training_data: is empty")
         self.dataset = dataset
         self._num_sequences = num_sequences
         # Batches are counted in sequences, so the sampler need not know lengths.

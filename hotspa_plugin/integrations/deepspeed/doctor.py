@@ -38,10 +38,10 @@ def examine_config(path: str | Path, *, num_ranks: int | None = None) -> Iterato
         why = "is switched off (enabled: false)" if KEY in config else "is absent"
         yield finding(KEY, "note", f"the block {why}: DeepSpeed trains as without the plugin")
         return
-    pool = block.parse_pool()
     active = "active where hotspa_plugin.deepspeed is imported, or its initialize is called"
-    yield finding(KEY, "ok", f"{active}: pool {pool}, home {pool.home}")
-    if num_ranks is not None:
+    pool = None if block.is_auto else block.parse_pool()
+    yield finding(KEY, "ok", f"{active}: pool " + (f"{pool}, home {pool.home}" if pool else "auto, planned at start"))
+    if pool is not None and num_ranks is not None:
         try:
             pool.check(world_size=num_ranks)
             yield finding(f"{KEY}.pool", "ok", f"fits {num_ranks} ranks")
@@ -50,8 +50,9 @@ def examine_config(path: str | Path, *, num_ranks: int | None = None) -> Iterato
     for problem in find_problems(config):
         subject, _, text = problem.partition(": ")
         yield finding(subject, "problem", text)
-    stage = (config.get("zero_optimization") or {}).get("stage", 0)
-    if stage and stage >= 2:
+    zero = config.get("zero_optimization")
+    stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
+    if stage in (2, 3):
         stays = "home's weights and gradients stay whole on every rank"
         yield finding("zero_optimization.stage", "note", f"{stage} saves little more than 1: {stays}")
     for package, tested in _TESTED.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,13 +11,12 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from hotspa_plugin.integrations.deepspeed.batches import GlobalBatchLoader, as_global_batch
+from hotspa_plugin.integrations.deepspeed.checkpoint import CLIENT_STATE, check_saved_home
 from hotspa_plugin.integrations.deepspeed.config_block import HotspaBlock
 from hotspa_plugin.integrations.deepspeed.home import HomeReduction, HomeWeights
 from hotspa_plugin.integrations.deepspeed.model_family import ModelFamily
 from hotspa_plugin.runtime.bucket_loop import BatchResult, BucketLoop
 from hotspa_plugin.runtime.global_view import gather_global, load_global
-
-_CLIENT_STATE = "hotspa"
 
 
 class HotSwitchEngine:
@@ -44,6 +43,7 @@ class HotSwitchEngine:
         self.block, self.pool, self.loop, self.weights = block, family.pool, loop, weights
         self.training_dataloader = loader
         self.last_result: BatchResult | None = None
+        self.num_overlong = 0  # sequences over the last bound so far, treated as hotspa.overlong says
         self._reduction = reduction
         self._family = family
         self._device = device
@@ -149,14 +149,24 @@ class HotSwitchEngine:
             step=step,
             per_rank=self.block.batch == "per_rank",
             vocab_size=self._family.vocab_size,
+            bound_tokens=self.pool.bounds_tokens[-1],
+            overlong=self.block.overlong,
             device=self._device,
         )
         if not forward_only:
             self.weights.zero_gradients()
-        self.last_result = self.loop.run(batch, forward_only=forward_only)
-        if not forward_only and not self.last_result.num_target_tokens:
-            raise ValueError("batch: has no target token, so there is nothing to train")
-        return torch.tensor(self.last_result.loss, dtype=torch.float32, device=self._device)
+        result = self.loop.run(batch, forward_only=forward_only)
+        if not forward_only:
+            if not result.num_target_tokens:
+                raise ValueError("batch: has no target token, so there is nothing to train")
+            if not math.isfinite(result.loss) or not self.weights.gradients_are_finite():
+                raise ValueError(
+                    f"batch: its loss is {result.loss} at step {step}, or its gradient is not finite; no step was "
+                    "taken, and the weights are as before: look at the data, the weights and the learning rate"
+                )
+        self.last_result = result
+        self.num_overlong += getattr(batch, "num_overlong", 0)
+        return torch.tensor(result.loss, dtype=torch.float32, device=self._device)
 
     def _report(self, result: BatchResult) -> None:
         engine = self.deepspeed_engine
@@ -166,6 +176,8 @@ class HotSwitchEngine:
         events = [("Train/Samples/train_loss", result.loss, samples)]
         if (norm := engine.get_global_grad_norm()) is not None:
             events.append(("Train/Samples/grad_norm", float(norm), samples))
+        if self.block.overlong != "error":
+            events.append(("Train/hotspa/overlong_sequences", self.num_overlong, samples))
         for bucket in result.buckets:
             for what in ("sequences", "compute_s", "switch_s", "flush_s"):
                 events.append((f"Train/hotspa/{bucket.strategy}/{what}", getattr(bucket, what), samples))
@@ -176,7 +188,7 @@ class HotSwitchEngine:
     def save_checkpoint(self, save_dir: str, tag: str | None = None, client_state: Mapping[str, Any] | None = None,
                         **options: Any) -> bool:  # fmt: skip
         """DeepSpeed's checkpoint, with the pool and the position in the data beside the client state."""
-        state = {**(client_state or {}), _CLIENT_STATE: self._state()}
+        state = {**(client_state or {}), CLIENT_STATE: self._state()}
         return self.deepspeed_engine.save_checkpoint(save_dir, tag=tag, client_state=state, **options)
 
     def load_checkpoint(
@@ -186,12 +198,12 @@ class HotSwitchEngine:
 
         Returns (path, client state) as DeepSpeed does. Raises ValueError for another home, before anything is read.
         """
-        self._check_home(load_dir, tag)
+        check_saved_home(load_dir, tag, str(self.pool.home))
         path, state = self.deepspeed_engine.load_checkpoint(load_dir, tag=tag, **options)
         if path is None:
             return path, state
         state = dict(state or {})
-        saved = state.pop(_CLIENT_STATE, None)
+        saved = state.pop(CLIENT_STATE, None)
         self.weights.refresh()
         self._pending = None
         if saved and saved["data"] is not None and self.training_dataloader is not None:
@@ -202,24 +214,6 @@ class HotSwitchEngine:
     def _state(self) -> dict[str, Any]:
         data = None if self.training_dataloader is None else self.training_dataloader.sampler.state_dict()
         return {"pool": str(self.pool), "home": str(self.pool.home), "data": data}
-
-    def _check_home(self, load_dir: str, tag: str | None) -> None:
-        if tag is None:
-            latest = os.path.join(load_dir, "latest")
-            if not os.path.isfile(latest):
-                return  # DeepSpeed says what is missing
-            with open(latest, encoding="utf-8") as file:
-                tag = file.read().strip()
-        path = os.path.join(load_dir, str(tag), "mp_rank_00_model_states.pt")
-        if not os.path.isfile(path):
-            return
-        saved = torch.load(path, map_location="cpu", weights_only=False, mmap=True).get(_CLIENT_STATE)
-        if saved is not None and saved["home"] != str(self.pool.home):
-            raise ValueError(
-                f"checkpoint {load_dir}/{tag} was saved with home {saved['home']}, this run has home "
-                f"{self.pool.home}: set hotspa.home to {saved['home']}, or start from its exported weights "
-                "(save_pretrained, or gather_parameters)"
-            )
 
     # ------------------------------------------------------------ whole tensors
 
@@ -276,6 +270,12 @@ class HotSwitchEngine:
                 wrong.update(dict.fromkeys(f"{name} under {runner.label}" for name in [*names, *differing]))
         switcher.release()
         return list(wrong)
+
+    def save_16bit_model(self, *_: Any, **__: Any) -> None:
+        """Refused: DeepSpeed would write this rank's part of home alone."""
+        raise ValueError(
+            "save_16bit_model: parameters lie in shards here; use save_pretrained, or gather_parameters and torch.save"
+        )
 
     def save_pretrained(self, save_directory: str, **options: Any) -> None:
         """Writes a Hugging Face model with the weights trained so far, in the compute dtype, from rank 0."""

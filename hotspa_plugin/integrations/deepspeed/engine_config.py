@@ -30,8 +30,8 @@ def train_batch_size(config: Mapping[str, Any], world_size: int) -> int:
     accumulation = config.get("gradient_accumulation_steps")
     for key, value in (("train_batch_size", total), ("train_micro_batch_size_per_gpu", micro),
                        ("gradient_accumulation_steps", accumulation)):  # fmt: skip
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{key} is {value!r}, but must be a number of at least 1")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{key} is {value!r}, but must be a whole number of at least 1")
     if total is None and micro is None:
         raise ValueError("train_batch_size is missing: write how many sequences one optimizer step takes")
     derived = None if micro is None else micro * (accumulation or 1) * world_size

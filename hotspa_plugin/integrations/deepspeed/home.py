@@ -97,6 +97,12 @@ class HomeWeights:
     def zero_gradients(self) -> None:
         self._flat.zero_()
 
+    def gradients_are_finite(self) -> bool:
+        """Whether no gradient of any rank is infinite or not a number; collective over the world."""
+        total = self._flat.sum()  # infinities and NaN survive sums
+        dist.all_reduce(total)
+        return bool(torch.isfinite(total))
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Copies the host's parameters to the weights, where the two are not one; collective where partitioned."""

@@ -13,33 +13,19 @@ from transformers import PreTrainedModel
 
 from hotspa_plugin.data.micro_batch import PackedMicroBatch
 from hotspa_plugin.integrations.deepspeed import attention, layout_reader
-from hotspa_plugin.integrations.deepspeed.tensor_parallel import TensorParallelPlan, check_sizes, one_axis_mesh
+from hotspa_plugin.integrations.deepspeed.tensor_parallel import TensorParallelPlan, one_axis_mesh
 from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.process_groups.registry import ProcessGroupRegistry
 from hotspa_plugin.runtime.bucket_loop import MicroBatch
 from hotspa_plugin.runtime.layout_gathering import gather_layout
-from hotspa_plugin.strategy import ParallelStrategy
 from hotspa_plugin.topology import Coordinate, RankGrid
-
-
-def check_strategy(model: PreTrainedModel, strategy: ParallelStrategy) -> None:
-    """Raises ValueError where ``model`` cannot run under ``strategy``."""
-    if strategy.pp > 1:
-        raise ValueError(f"strategy {strategy}: Hugging Face models have no pipeline here, so pp must be 1")
-    if strategy.recompute == "selective":
-        raise ValueError(
-            f"strategy {strategy}: Hugging Face models recompute all (rc) or nothing, not selectively (rcs)"
-        )
-    if strategy.tp > 1:
-        TensorParallelPlan.of(model)
-        check_sizes(model, strategy.tp)
 
 
 class StrategyModel:
     """A bare copy of a model under one strategy, whose parameters are given to it as local tensors.
 
-    ``template`` is the whole model; only its structure, its configuration, which of its parameters train and its
-    buffers are used. Built by every rank of the world together.
+    ``template`` is the whole model, perhaps on the meta device; only its structure, its configuration and which of
+    its parameters train are used. Built by every rank of the world together.
     """
 
     def __init__(
@@ -90,7 +76,6 @@ class StrategyModel:
             ),
             self.coordinate.dp,
         )
-        _copy_buffers(template, self.module, device)
         self.module.train()
         if self.strategy.recompute == "full":
             self.module.gradient_checkpointing_enable({"use_reentrant": False})
@@ -102,6 +87,13 @@ class StrategyModel:
             name: torch.nn.Parameter(one.expand(_local_shape(p)), requires_grad=self._trainable[name])
             for name, p in self._placed.items()
         }
+
+    def take_buffers(self, template: PreTrainedModel) -> None:
+        """Copies ``template``'s buffers, such as rotary frequencies, which all strategies hold whole."""
+        for name, buffer in template.named_buffers():
+            path, _, leaf = name.rpartition(".")
+            copied = buffer.detach().to(self.device, copy=True)
+            self.module.get_submodule(path).register_buffer(leaf, copied, persistent=False)
 
     def bind(self, parameters: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]) -> None:
         """Makes the model compute with ``parameters`` and add its gradients into ``gradients``, both local tensors."""
@@ -186,18 +178,6 @@ def _build_on_meta(template: PreTrainedModel) -> PreTrainedModel:
     config.use_cache = False
     with torch.device("meta"):
         return type(template)._from_config(config, attn_implementation=attention.NAME)
-
-
-def _copy_buffers(template: PreTrainedModel, module: PreTrainedModel, device: torch.device) -> None:
-    persistent = set(template.state_dict()) - {name for name, _ in template.named_parameters(remove_duplicate=False)}
-    if persistent:
-        raise ValueError(
-            f"persistent buffer {min(persistent)} is no parameter, and hot switching does not know whether to "
-            "move, add or derive it"
-        )
-    for name, buffer in template.named_buffers():
-        path, _, leaf = name.rpartition(".")
-        module.get_submodule(path).register_buffer(leaf, buffer.detach().clone().to(device), persistent=False)
 
 
 def _placement(parameter: torch.Tensor) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import logging
 import os
@@ -16,16 +17,18 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import logger
 
 from hotspa_plugin.compatibility import check_start
-from hotspa_plugin.integrations.deepspeed import config_block, engine_config, refusals
+from hotspa_plugin.integrations.deepspeed import auto_pool, config_block, engine_config, refusals
 from hotspa_plugin.integrations.deepspeed.batches import GlobalBatchLoader
 from hotspa_plugin.integrations.deepspeed.config_block import HotspaBlock
 from hotspa_plugin.integrations.deepspeed.engine import HotSwitchEngine
 from hotspa_plugin.integrations.deepspeed.groups import HomeGroups
 from hotspa_plugin.integrations.deepspeed.home import HomeReduction, HomeWeights
 from hotspa_plugin.integrations.deepspeed.host import HostModule
+from hotspa_plugin.integrations.deepspeed.memory import check_memory, resident_memory
 from hotspa_plugin.integrations.deepspeed.model_family import ModelFamily, open_family
 from hotspa_plugin.integrations.deepspeed.optimizer_binding import bind_groups, bind_optimizer
 from hotspa_plugin.runtime.agreement import check_agreement
+from hotspa_plugin.runtime.memory import rank_memory_bytes
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 
 _MARK = "_hotspa_original"
@@ -77,6 +80,8 @@ def initialize(
     if problems := refusals.find_problems(loaded):
         raise ValueError("hotspa cannot run with " + "; ".join(problems))
     _refuse_arguments(model=model, mpu=mpu, mesh_param=mesh_param, collate_fn=collate_fn)
+    if optimizer is None and not loaded.get("optimizer"):
+        raise ValueError("initialize: there is no optimizer: write an optimizer block, or pass optimizer")
     if not dist.is_initialized():
         deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
     return _initialize(
@@ -109,7 +114,8 @@ def _load_if_readable(given: Any) -> dict[str, Any] | None:
         if isinstance(given, str):
             if os.path.exists(given):
                 return config_block.load_config(given)
-            return json.loads(base64.urlsafe_b64decode(given))
+            decoded = json.loads(base64.urlsafe_b64decode(given))
+            return decoded if isinstance(decoded, dict) else None
     except ValueError:
         pass
     return None
@@ -149,7 +155,12 @@ def _initialize(
     device = torch.device(get_accelerator().current_device_name())
     dtype, stage = engine_config.compute_dtype(config), engine_config.zero_stage(config)
     check_agreement("the hotspa block", block.model_dump_json(), device=device)
+    block, assigner, why = auto_pool.choose(
+        block, model, training_data, world_size=world_size, distributed=stage >= 1,
+        num_sequences=engine_config.train_batch_size(config, world_size),
+    )  # fmt: skip
     pool = block.parse_pool()
+    check_agreement("the pool", pool.digest(), device=device)
     try:
         pool = pool.check(world_size=world_size)
         family: ModelFamily = open_family(model, pool, block, dtype=dtype, device=device)
@@ -158,6 +169,13 @@ def _initialize(
             raise ValueError(f"{config_block.KEY}.pool: {str(error).removeprefix('pool: ')}") from None
         raise
     pool = family.pool
+    needed = functools.partial(
+        resident_memory,
+        home=str(pool.home), home_dp=pool.home.dp, zero_stage=stage, optimizer=_optimizer_name(optimizer, config),
+        item_size_bytes=dtype.itemsize, staging_bytes=block.switch.memory_budget_bytes or 0,
+    )  # fmt: skip
+    available_bytes = rank_memory_bytes(int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
+    check_memory(needed(family.layouts()), available_bytes)
     settings = engine_config.engine_config(config, home_dp=pool.home.dp, world_size=world_size)
 
     host = HostModule(family.home_values(), family.trainable)
@@ -167,6 +185,7 @@ def _initialize(
     by_name = dict(host.named_parameters())
     own = family.user_parameters()
     if isinstance(optimizer, torch.optim.Optimizer):
+        refusals.check_optimizer(optimizer)
         optimizer = bind_optimizer(optimizer, own, by_name)
     bound = bind_groups(model_parameters, own, by_name)
     engine, engine_optimizer, _, scheduler = _original_initialize(
@@ -179,6 +198,8 @@ def _initialize(
     )
     weights = HomeWeights(host, dtype=dtype, partitioned=stage == 3, device=device)
     loop = family.build_loop(weights, recorder=recorder)
+    check_memory(needed(family.layouts()), available_bytes)
+    loop.assigner = assigner
     loader = None
     if training_data is not None:
         loader = GlobalBatchLoader(
@@ -192,11 +213,19 @@ def _initialize(
     _announce(
         f"hotspa is active: pool {pool}, home {pool.home}, {block.packing} micro-batches, {precision}, ZeRO {stage}"
     )
+    if why is not None:
+        _announce(f"hotspa: pool auto: {why}")
     if stage >= 2:
         _announce(
             f"hotspa: home's weights and gradients stay whole, so ZeRO {stage} saves little more than ZeRO 1 here"
         )
     return switching, engine_optimizer, loader, scheduler
+
+
+def _optimizer_name(optimizer: Any, config: Mapping[str, Any]) -> str:
+    if optimizer is None:
+        return str((config.get("optimizer") or {}).get("type", ""))
+    return type(optimizer).__name__ if isinstance(optimizer, torch.optim.Optimizer) else ""
 
 
 def _announce(line: str) -> None:

@@ -12,6 +12,7 @@ from hotspa_plugin.integrations.deepspeed.config_block import HotspaBlock
 from hotspa_plugin.integrations.deepspeed.home import HomeWeights
 from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
 from hotspa_plugin.integrations.megatron.strategy_modules import attach_gradient
+from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.runtime.bucket_loop import BucketLoop
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
@@ -38,7 +39,12 @@ class MegatronFamily:
         self.home_grid = self._states.grids[self.pool.home_index]
         torch.manual_seed(block.seed)  # so that replicas start alike
         with self._states.home.active():
-            chunks = list(build(self.pool.home, True))
+            chunks = build(self.pool.home, True)
+        if not isinstance(chunks, list) or not all(isinstance(chunk, MegatronModule) for chunk in chunks):
+            raise ValueError(
+                f"model: the builder returned {type(chunks).__name__}, but must return a list of Megatron-core "
+                "modules, this rank's model chunks"
+            )
         for chunk in chunks:
             chunk.train()
             wrong = [name for name, p in chunk.named_parameters() if p.dtype is not dtype]
@@ -50,7 +56,15 @@ class MegatronFamily:
         self._home = self._states.modules(self.pool.home_index, chunks, chunks)
         self.home_layout = self._home.read_layout()
         self.trainable = {name: p.requires_grad for name, p in self._home.parameters.items()}
+        self._loop: BucketLoop | None = None
         self.vocab_size = getattr(chunks[0], "vocab_size", None)
+
+    def layouts(self) -> dict[str, ShardLayout]:
+        found = {str(self.pool.home): self.home_layout}
+        if self._loop is not None:
+            others = [label for label in map(str, self.pool.strategies) if label not in found]
+            found.update((label, self._loop.switcher.layout(label)) for label in others)
+        return found
 
     def home_values(self) -> dict[str, torch.Tensor]:
         return {

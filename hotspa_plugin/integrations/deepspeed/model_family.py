@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from hotspa_plugin.integrations.deepspeed import hugging_face
 from hotspa_plugin.integrations.deepspeed.config_block import HotspaBlock
 from hotspa_plugin.integrations.deepspeed.home import HomeWeights
 from hotspa_plugin.integrations.deepspeed.hugging_face import HuggingFaceRunner, StrategyModel
+from hotspa_plugin.integrations.deepspeed.model_checks import check_family, check_model, check_strategy
 from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.process_groups import plan_groups
 from hotspa_plugin.process_groups.registry import ProcessGroupRegistry, process_registry
@@ -37,6 +38,10 @@ class ModelFamily(Protocol):
     vocab_size: int | None
     template: PreTrainedModel | None
 
+    def layouts(self) -> dict[str, ShardLayout]:
+        """By strategy, those that are known so far: home's, and in the end all."""
+        ...
+
     def home_values(self) -> dict[str, torch.Tensor]:
         """Home's initial parameters on this rank, fp32, of their own storage."""
         ...
@@ -58,27 +63,28 @@ def open_family(
     model: Any, pool: StrategyPool, block: HotspaBlock, *, dtype: torch.dtype, device: torch.device
 ) -> ModelFamily:
     """The family that ``model`` belongs to. Raises ValueError for a model of neither kind."""
-    if isinstance(model, PretrainedConfig):
-        model = AutoModelForCausalLM.from_config(model)
-    if isinstance(model, PreTrainedModel):
+    if isinstance(model, (PreTrainedModel, PretrainedConfig)):
         return HuggingFaceFamily(model, pool, block, dtype=dtype, device=device)
-    if callable(model) and not isinstance(model, torch.nn.Module):
+    if callable(model) and not isinstance(model, (torch.nn.Module, type)):
         from hotspa_plugin.integrations.deepspeed.megatron_family import MegatronFamily
 
         return MegatronFamily(model, pool, block, dtype=dtype, device=device)
+    name = model.__name__ if isinstance(model, type) else type(model).__name__
     raise ValueError(
-        f"model: {type(model).__name__} can be trained by DeepSpeed, but not switched: pass a Hugging Face causal "
-        "language model (or its configuration), or a builder of Megatron-core models, "
-        "build(strategy, initialize)"
+        f"model: {name} can be trained by DeepSpeed, but not switched: pass a Hugging Face causal language model (or "
+        "its configuration), or a builder of Megatron-core models, build(strategy, initialize)"
     )
 
 
 class HuggingFaceFamily:
-    """A Hugging Face causal language model; every rank passes it, and rank 0's weights are taken."""
+    """A Hugging Face causal language model; every rank passes it, and rank 0's weights are taken.
+
+    A configuration becomes a model, initialised from the current seed, only when its weights are asked for.
+    """
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        given: PreTrainedModel | PretrainedConfig,
         pool: StrategyPool,
         block: HotspaBlock,
         *,
@@ -87,20 +93,26 @@ class HuggingFaceFamily:
     ) -> None:
         self._rank, world_size = dist.get_rank(), dist.get_world_size()
         self._block, self._device = block, device
-        self.pool = pool
+        self.pool, self._given = pool, given
+        model = given
+        if isinstance(given, PretrainedConfig):
+            if type(given) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+                raise ValueError(f"model: {type(given).__name__} describes no causal language model of transformers")
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(given)
+        check_model(model)
         for strategy in self.pool.strategies:
-            hugging_face.check_strategy(model, strategy)
+            check_strategy(model, strategy)
+        check_family(model)
         self.template = model
         self.vocab_size = model.config.vocab_size
         self.trainable = {name: p.requires_grad for name, p in model.named_parameters()}
-        if not any(self.trainable.values()):
-            raise ValueError("model: no parameter is trained (requires_grad is False everywhere)")
-        wrong = [n for n, p in model.named_parameters() if p.dtype not in (torch.float32, dtype)]
-        if wrong:
-            raise ValueError(
-                f"model: parameter {wrong[0]} is {dict(model.named_parameters())[wrong[0]].dtype}, the "
-                f"configuration asks for {dtype}: load the model in float32, or enable bf16"
-            )
+        for name, parameter in model.named_parameters():
+            if parameter.dtype not in (torch.float32, dtype):
+                raise ValueError(
+                    f"model: parameter {name} is {parameter.dtype}, the configuration asks for {dtype}: load the "
+                    "model in float32, or enable bf16"
+                )
         self.registry = process_registry()
         self.registry.reopen()
         grids = [RankGrid(strategy=strategy, world_size=world_size) for strategy in self.pool.strategies]
@@ -115,7 +127,14 @@ class HuggingFaceFamily:
         self._home = self._models[self.pool.home_index]
         self.home_layout = self._home.layout
 
+    def layouts(self) -> dict[str, ShardLayout]:
+        return {model.label: model.layout for model in self._models}
+
     def home_values(self) -> dict[str, torch.Tensor]:
+        if isinstance(self._given, PretrainedConfig):
+            self.template = AutoModelForCausalLM.from_config(self._given)
+        for model in self._models:
+            model.take_buffers(self.template)
         whole = hugging_face.broadcast_whole(self.template, self._device)
         values = {
             shard.parameter: torch.empty(shard.region.shape, dtype=torch.float32, device=self._device)

@@ -76,23 +76,6 @@ def _matches(pattern: list[str], name: list[str]) -> bool:
     return len(pattern) == len(name) and all(p in ("*", n) for p, n in zip(pattern, name))
 
 
-def check_sizes(model: PreTrainedModel, tp: int) -> None:
-    """Raises ValueError where ``tp`` does not split the model's heads and MLP evenly."""
-    config = model.config
-    sizes = {
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        "intermediate_size": config.intermediate_size,
-    }
-    fits = [n for n in range(1, sizes["num_key_value_heads"] + 1) if all(size % n == 0 for size in sizes.values())]
-    for name, size in sizes.items():
-        if size % tp:
-            raise ValueError(
-                f"strategy tp{tp}: tp {tp} does not divide {name} {size} of {type(model).__name__}; "
-                f"tp sizes that fit: {', '.join(map(str, fits))}"
-            )
-
-
 def one_axis_mesh(group: torch.distributed.ProcessGroup, device: torch.device) -> DeviceMesh:
     """A mesh over an existing tensor-parallel group; makes no group of its own."""
     return DeviceMesh.from_group(group, device.type, mesh_dim_names=("tp",))

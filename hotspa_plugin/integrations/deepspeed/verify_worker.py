@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hotspa_plugin.integrations.deepspeed.model_checks import EXACT_FAMILIES
 from hotspa_plugin.integrations.megatron import verify_worker as megatron_worker
 from hotspa_plugin.integrations.megatron.verify_worker import StepEvidence, VerifyCase, make_batch
 
@@ -17,7 +18,7 @@ _HUGGING_FACE_SIZES = {
     "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 8,
 }  # fmt: skip
-HUGGING_FACE_MODELS = ("hf-llama", "hf-mistral", "hf-qwen2", "hf-qwen3")
+HUGGING_FACE_MODELS = tuple(f"hf-{family}" for family in EXACT_FAMILIES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,18 +27,26 @@ from hotspa_plugin.strategy import StrategyPool
 
 Kind = Literal["stock", "static", "hot"]
 TOKEN_VALUES = 256
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+WARM_UP_SEQUENCES = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One way to train: a pool (of one strategy unless it is hot) and what lays its batches out."""
+    """One way to train: a pool (of one strategy unless it is hot) and what lays its batches out.
+
+    ``num_rounds`` is given where one is so slow that it takes part in the first rounds only.
+    """
 
     name: str
     kind: Kind
     pool: StrategyPool
     assigner: BatchAssigner | None = None  # None: by the pool's bounds
     packing: Packing = "packed"
+    engine: Literal["megatron", "deepspeed"] = "megatron"
+    num_rounds: int | None = None
+
+    def takes_part(self, number: int) -> bool:
+        return self.num_rounds is None or number <= self.num_rounds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,28 +83,13 @@ _entered: dict[str, _Entered] = {}  # this rank's contenders, kept from call to 
 
 
 def enter(setup: Setup, contender: Contender, initial: str) -> None:
-    """On each rank: builds a contender's trainer. The first one leaves its parameters in ``initial``, others load them."""
+    """On each rank: builds a contender's trainer. The first leaves its parameters in ``initial``, others load them."""
     prepare_process()
-    from hotspa_plugin.integrations.megatron.gpt import GPTSpec
-    from hotspa_plugin.integrations.megatron.home import OptimizerSettings
-    from hotspa_plugin.integrations.megatron.session import SwitchOptions
-    from hotspa_plugin.integrations.megatron.trainer import Trainer
+    from hotspa_plugin.integrations.megatron.bench_trainers import deepspeed_trainer, megatron_trainer
 
     stopwatch = Stopwatch(None if cpu.is_enabled() else torch.cuda.synchronize)
-    spec = GPTSpec.from_config(
-        setup.model, padded_vocab_size=setup.sizes.vocab_size, max_positions=setup.max_positions
-    )
-    trainer = Trainer(
-        spec,
-        contender.pool.check(world_size=dist.get_world_size(), model=spec.shape),
-        dtype=DTYPES[setup.sizes.dtype],
-        optimizer=OptimizerSettings(),
-        packing=contender.packing,
-        seed=setup.seed,
-        switch=SwitchOptions(node_of_rank=setup.node_of_rank),
-        recorder=stopwatch,
-    )
-    trainer.loop.assigner = contender.assigner
+    build = deepspeed_trainer if contender.engine == "deepspeed" else megatron_trainer
+    trainer = build(setup, contender, stopwatch)
     if Path(initial).exists():
         trainer.load_parameters(torch.load(initial, weights_only=True))
     else:
@@ -104,21 +98,26 @@ def enter(setup: Setup, contender: Contender, initial: str) -> None:
             torch.save(values, initial)
     dist.barrier()
     _entered[contender.name] = _Entered(trainer=trainer, stopwatch=stopwatch)
+    gc.collect()
+    gc.freeze()  # so that collecting garbage before every step does not look through all contenders
 
 
 def leave(names: Sequence[str]) -> None:
     """On each rank: forgets contenders."""
     for name in names:
         _entered.pop(name, None)
+    gc.unfreeze()
 
 
 def step(name: str, number: int, lengths: np.ndarray) -> TimedStep:
     """On each rank: one optimizer step of a contender on random tokens of these lengths."""
+    from hotspa_plugin.integrations.megatron.bench_trainers import held_bytes_of
+
     entered = _entered[name]
     device = torch.device(torch.cuda.current_device())
     source = RandomTokenSource(lengths, vocab_size=TOKEN_VALUES, seed=number)
     batch = SequenceBatch(step=number, source=source, indices=np.arange(len(lengths)))
-    own_bytes = _own_bytes(entered.trainer)
+    own_bytes = held_bytes_of(entered.trainer)
     give_back_memory()
     memory = PeakMemory(device)
     memory.restart()
@@ -147,20 +146,6 @@ def step(name: str, number: int, lengths: np.ndarray) -> TimedStep:
     )
 
 
-def _own_bytes(trainer: Any) -> int:
-    """Bytes of home's parameters, gradients and optimizer state, each storage once."""
-    tensors = []
-    for parameter in trainer.home.parameters.values():
-        tensors += [parameter.data, getattr(parameter, "main_grad", None)]
-    for optimizer in getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer]):
-        for group in optimizer.optimizer.param_groups:
-            tensors += group["params"]
-        for state in optimizer.optimizer.state.values():
-            tensors += state.values()
-    storages = [t.untyped_storage() for t in tensors if isinstance(t, torch.Tensor)]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
 def _held_bytes(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()
 
@@ -175,26 +160,31 @@ def run_workload(
     memory_limit_bytes: int | None = None,
     tell: Callable[[str], None] = lambda said: None,
 ) -> tuple[dict[str, list[TimedStep]], dict[str, str]]:
-    """Every contender trains every batch, in turn; the first batch warms up and is not kept.
+    """Every contender trains every batch, in turn; the first batch warms up (a few sequences do for those that take part
+    in few rounds) and is not kept.
 
-    Returns the timed steps by name, and why contenders were left out: those that failed to build, and those whose measured
-    memory went over the limit in any step. ``workers`` is a ``WorkerPool``.
+    Returns the timed steps by name, and why contenders were left out: those whose measured memory went over the limit in
+    any step. ``workers`` is a ``WorkerPool``.
     """
     here = __name__
     initial = str(Path(folder) / "initial.pt")
     steps: dict[str, list[TimedStep]] = {}
     refused: dict[str, str] = {}
+    slow = {c.name for c in contenders if c.num_rounds is not None}
     try:
         for contender in contenders:
             workers.run(f"{here}:enter", setup=setup, contender=contender, initial=initial)
             steps[contender.name] = []
         for number, lengths in enumerate(batches):
+            racing = [c.name for c in contenders if c.name not in refused and c.takes_part(number)]
+            if not racing:
+                break
             tell(f"round {number} of {len(batches) - 1}")
-            racing = [c.name for c in contenders if c.name not in refused]
             # each round begins with another one, so that none always follows the same
             racing = racing[number % len(racing) :] + racing[: number % len(racing)]
             for name in racing:
-                taken = workers.run(f"{here}:step", name=name, number=number, lengths=lengths)[0]
+                given = lengths[:WARM_UP_SEQUENCES] if number == 0 and name in slow else lengths
+                taken = workers.run(f"{here}:step", name=name, number=number, lengths=given)[0]
                 if memory_limit_bytes is not None and taken.memory_bytes > memory_limit_bytes:
                     refused[name] = (
                         f"took {taken.memory_bytes / 1e9:.3f} GB on a rank, over the limit of {memory_limit_bytes / 1e9:.3f}"
@@ -202,8 +192,6 @@ def run_workload(
                     workers.run(f"{here}:leave", names=[name])
                 elif number:
                     steps[name].append(taken)
-            if all(c.name in refused for c in contenders):
-                break
     finally:
         if workers.usable:
             workers.run(f"{here}:leave", names=list(steps))
@@ -216,8 +204,8 @@ def summarize(
 ) -> dict[str, Any]:
     """One workload's result as JSON data: runs, and hot over the fastest static and the fastest stock run.
 
-    Ratios are medians over rounds of the step times on the same batch; ``*_range`` has the least and the largest. A range
-    that holds 1 is a tie.
+    Ratios are medians over the rounds that both took part in, of the step times on the same batch; ``*_range`` has the
+    least and the largest. A range that holds 1 is a tie.
     """
     runs = []
     for contender in contenders:
@@ -246,7 +234,7 @@ def summarize(
     for key, kind in (("hot_over_best_static", "static"), ("hot_over_stock", "stock")):
         other = _fastest(runs, kind)
         ratios = [] if hot is None or other is None else [
-            o / h for o, h in zip(other["step_s"], hot["step_s"], strict=True)
+            o / h for o, h in zip(other["step_s"], hot["step_s"], strict=False)
         ]  # fmt: skip
         result[key] = statistics.median(ratios) if ratios else None
         result[f"{key}_range"] = [min(ratios), max(ratios)] if ratios else None

@@ -10,6 +10,7 @@ import torch
 
 from hotspa_plugin.config import TrainingConfig
 from hotspa_plugin.integrations.megatron import training_run
+from hotspa_plugin.integrations.megatron.plan_summary import plan_summary
 from hotspa_plugin.integrations.megatron.training_run import TrainerBuilder
 from hotspa_plugin.report.console import print_comparison, print_run
 from hotspa_plugin.report.reader import read_run
@@ -58,8 +59,7 @@ def run_demo(
     """
     out = check_run_directory(config.run.out)
     plan = training_run.plan_training(config, num_ranks=num_ranks, command=command)
-    print(f"{num_ranks} ranks, {config.model.name}, pool {plan.pool}, home {plan.pool.home}")
-    print(f"{len(plan.source.lengths):,} sequences from {config.data.path or config.data.source}; {plan.source.counts}")
+    print("\n".join(plan_summary(plan, num_ranks=num_ranks)))
     choices = choose_static(plan, include_all=include_all_static)
     with WorkerPool(
         num_ranks,
@@ -97,7 +97,7 @@ def run_hot(config: TrainingConfig, command: str, build: TrainerBuilder = traini
     """On each rank: the hot run, its first parameters left for the static ones."""
     return training_run.train_rank(
         torch.distributed.get_rank(), torch.distributed.get_world_size(), config, command,
-        description="hot switching", save_initial=Path(config.run.out) / _INITIAL_FILE, build=build,
+        description="hot switching", tells=False, save_initial=Path(config.run.out) / _INITIAL_FILE, build=build,
     )  # fmt: skip
 
 
@@ -107,7 +107,8 @@ def run_static(
     """On each rank: the same batches from the same parameters under one strategy."""
     return training_run.train_rank(
         torch.distributed.get_rank(), torch.distributed.get_world_size(), config,
-        description=f"static {config.pool.partition(':')[0]}", load_initial=Path(hot_out) / _INITIAL_FILE, build=build,
+        description=f"static {config.pool.partition(':')[0]}", tells=False,
+        load_initial=Path(hot_out) / _INITIAL_FILE, build=build,
     )  # fmt: skip
 
 

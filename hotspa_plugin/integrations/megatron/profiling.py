@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import os
 import statistics
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 from hotspa_plugin import cpu
 from hotspa_plugin.config import ModelConfig
-from hotspa_plugin.cost.fitting import fit_memory, fit_time, memory_error, time_error
+from hotspa_plugin.cost.fitting import fit_memory, fit_time, measured_lengths, memory_error, time_error
 from hotspa_plugin.cost.memory import MemoryModel
 from hotspa_plugin.cost.profile import MachineFigures, MemoryFigures, ModelSizes, Profile, StageFigures
 from hotspa_plugin.data import AssignedMicroBatch, BatchAssignment, BucketAssignment, RandomTokenSource, SequenceBatch
@@ -24,8 +25,11 @@ from hotspa_plugin.integrations.megatron.link_profiling import largest_of_ranks,
 from hotspa_plugin.integrations.megatron.process import prepare_process
 from hotspa_plugin.runtime.memory import PeakMemory, give_back_memory, rank_memory_bytes, resident_bytes
 from hotspa_plugin.runtime.stopwatch import Stopwatch
+from hotspa_plugin.search import possible_strategies
 from hotspa_plugin.strategy import ParallelStrategy, PoolEntry, StrategyPool
 
+LEAST_LONGEST = 256  # tokens: shorter ones are all overhead
+ENOUGH_S = 2.0  # of measuring one length under one strategy
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -38,9 +42,24 @@ class ProfileRequest:
     strategies: tuple[ParallelStrategy, ...]
     fitted_lengths: tuple[int, ...]
     unseen_lengths: tuple[int, ...]
-    num_repeats: int = 3
+    num_repeats: int = 5
     distributed_optimizer: bool = False
     seed: int = 1234
+
+    @classmethod
+    def for_planning(
+        cls, sizes: ModelSizes, model: ModelConfig, *, num_ranks: int, longest_tokens: int
+    ) -> ProfileRequest:
+        """All strategies that fit, up to this length."""
+        fitted, unseen = measured_lengths(max(longest_tokens, LEAST_LONGEST))
+        return cls(
+            model=model,
+            sizes=sizes,
+            strategies=tuple(possible_strategies(sizes.shape(), num_ranks)),
+            fitted_lengths=fitted,
+            unseen_lengths=unseen,
+            num_repeats=3,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,14 +157,21 @@ def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, devic
     started_s = time.perf_counter()
     trainer.update()
     optimizer_s = float(largest_of_ranks(time.perf_counter() - started_s))
+    # What lives on is not looked through again by every collection of garbage.
+    gc.collect()
+    gc.freeze()
     # All lengths in each round, and the fastest round of each: what disturbs a measurement makes it slower.
+    # Long ones average over disturbances by themselves.
     seconds, activation = dict.fromkeys(lengths, math.inf), dict.fromkeys(lengths, 0)
+    spent_s = dict.fromkeys(lengths, 0.0)
     for turn in range(request.num_repeats):
-        for length in lengths:
+        for length in [n for n in lengths if spent_s[n] < ENOUGH_S]:
             taken_s, peak_bytes = run(length, 1 + turn)
-            stage_s = largest_of_ranks(taken_s) / (num_micro_batches + strategy.pp - 1)
-            seconds[length] = min(seconds[length], stage_s)
+            slowest_s = largest_of_ranks(taken_s)
+            spent_s[length] += slowest_s
+            seconds[length] = min(seconds[length], slowest_s / (num_micro_batches + strategy.pp - 1))
             activation[length] = max(activation[length], int(largest_of_ranks(peak_bytes)))
+    gc.unfreeze()
     num_parameters = int(largest_of_ranks(sum(p.numel() for p in trainer.home.parameters.values())))
     return StageMeasurement(
         strategy=strategy,
@@ -173,7 +199,7 @@ def _build_profile(
     profile = Profile(
         source="measured by hotspa profile",
         model=request.sizes,
-        machine=MachineFigures(name=_machine_name(), ranks_per_node=per_node, num_ranks=num_ranks),
+        machine=MachineFigures(name=machine_name(), ranks_per_node=per_node, num_ranks=num_ranks),
         stages=tuple(_fit_stage(request, m, 1.0) for m in measured),
         memory=memory,
         links=links,
@@ -208,7 +234,8 @@ def _fit_stage(request: ProfileRequest, measured: StageMeasurement, resident: fl
     )  # fmt: skip
 
 
-def _machine_name() -> str:
+def machine_name() -> str:
+    """The GPU, or the processor and how many of its cores this process may use."""
     if not cpu.is_enabled():
         return torch.cuda.get_device_name()
     try:
@@ -224,3 +251,8 @@ def profile_rank(request: ProfileRequest) -> dict:
     """On each rank of a pool of workers: the profile as JSON data."""
     profile = measure_profile(request, progress=lambda said: print(f"measuring {said}", flush=True))
     return profile.model_dump(mode="json")
+
+
+def profile_launched(rank: int, world_size: int, request: ProfileRequest) -> dict:
+    """The same as a rank that ``launch`` has started."""
+    return profile_rank(request)

@@ -13,6 +13,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from hotspa_plugin.data.micro_batch import PackedMicroBatch, PaddedMicroBatch
 from hotspa_plugin.integrations.megatron import random_state
 from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
+from hotspa_plugin.runtime.activity import current_activity, set_activity
 from hotspa_plugin.runtime.bucket_loop import MicroBatch
 
 LOSS_KEY = "lm loss"
@@ -86,8 +87,13 @@ class MegatronRunner:
             chunk = next(index for index, other in enumerate(cursors) if other is cursor)
             random_state.seed_micro_batch(self._seed, step, bucket, position, place, chunk=chunk)
             self._before_forward(cursor.current)
-            return self.forward_step(cursor, model, *rest)
+            set_activity(f"{doing}: forward {position + 1} of {len(micro_batches)}")
+            output, *others = self.forward_step(cursor, model, *rest)
+            if isinstance(output, torch.Tensor) and output.requires_grad:
+                output.register_hook(lambda gradient: set_activity(f"{doing}: backward"))
+            return output, *others
 
+        doing = current_activity()
         first = micro_batches[0].tokens
         reports = self.modules.run(
             seeded_forward_step,

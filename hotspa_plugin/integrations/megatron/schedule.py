@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import torch
 
 from hotspa_plugin.integrations.megatron import overlap
+from hotspa_plugin.integrations.megatron.checked import checked_switches
 from hotspa_plugin.integrations.megatron.runner import LOSS_KEY
 from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
+from hotspa_plugin.layout import ShardLayout
+from hotspa_plugin.runtime.activity import set_activity
 from hotspa_plugin.runtime.bucket_loop import BatchResult, BucketLoop, GlobalBatch
 
 # What Megatron's loop passes along and this schedule needs not: each strategy has its own groups, modules and
@@ -39,6 +43,9 @@ class HotSwitchSchedule:
         self._finalize = finalize
         self._adapt = functools.lru_cache(maxsize=1)(adapt) if adapt else (lambda forward_step: forward_step)
         self.last_result: BatchResult | None = None
+        self.last_step: int | None = None
+        self.is_checked = False  # the next batch's switches and flushes, for silent damage
+        self._home_layout: ShardLayout | None = None
 
     def __call__(
         self,
@@ -54,11 +61,14 @@ class HotSwitchSchedule:
             for runner in self.loop.runners:
                 runner.forward_step = self._adapt(forward_step_func)
         batch = next(data_iterator[0] if isinstance(data_iterator, Sequence) else data_iterator)
+        self.last_step = batch.step
         with self.home.state.active():
             overlap.gather_parameters(self.home.chunks)
         self._share_loss_scale()
-        result = self.loop.run(batch, forward_only=forward_only)
+        with self._checks(batch.step) if self.is_checked and not forward_only else contextlib.nullcontext():
+            result = self.loop.run(batch, forward_only=forward_only)
         if not forward_only:
+            set_activity(f"step {batch.step}, reduce gradients at home")
             with self.loop.recorder.span("optimizer", step=batch.step, part="reduce"):
                 self._finish_gradients(result.num_target_tokens, {"force_all_reduce": True} if force_all_reduce else {})
         self.last_result = result
@@ -66,6 +76,11 @@ class HotSwitchSchedule:
             [result.loss_sum, result.num_target_tokens], dtype=torch.float32, device=torch.cuda.current_device()
         )
         return [{LOSS_KEY: report}]
+
+    def _checks(self, step: int) -> contextlib.AbstractContextManager[None]:
+        if self._home_layout is None:
+            self._home_layout = self.home.read_layout()
+        return checked_switches(self.loop, self.home, self._home_layout, step=step)
 
     def _share_loss_scale(self) -> None:
         # Megatron's loop sets it on home's configuration alone, when training begins.

@@ -16,10 +16,12 @@ from hotspa_plugin.integrations.megatron.runner import MegatronRunner
 from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules, Surroundings, attach_gradient
 from hotspa_plugin.process_groups import plan_groups
 from hotspa_plugin.process_groups.registry import ProcessGroupRegistry, process_registry
+from hotspa_plugin.resharding.plan_cache import PlanCache
 from hotspa_plugin.resharding.transports import TorchDistributedTransport
 from hotspa_plugin.runtime.agreement import check_agreement
 from hotspa_plugin.runtime.bucket_loop import BucketLoop, bucket_specs
 from hotspa_plugin.runtime.hot_switcher import HomeTensors, HotSwitcher, StrategyTensors
+from hotspa_plugin.runtime.mover import Overlap
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
 from hotspa_plugin.topology import DEFAULT_ORDER, RankGrid
@@ -29,11 +31,21 @@ ModelBuilder = Callable[[ParallelStrategy, bool], list[torch.nn.Module]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SwitchOptions:
-    """How parameters and gradients move between strategies."""
+    """How parameters and gradients move between strategies; ``node_of_rank`` None: as the ranks find out."""
 
     policy: str = "balanced"
     memory_budget_bytes: int | None = None
     node_of_rank: np.ndarray | None = None
+    cards_per_node: int = 1
+    overlap: Overlap = Overlap()
+    order: str = "auto"  # auto, ascending, descending: of the others' buckets
+    plan_cache: PlanCache | None = None
+
+    def said(self) -> dict[str, object]:
+        """What all ranks must agree on, JSON-able; where plans are kept is each rank's own affair."""
+        said = {name: getattr(self, name) for name in ("policy", "memory_budget_bytes", "cards_per_node", "order")}
+        said["nodes"] = None if self.node_of_rank is None else self.node_of_rank.tolist()
+        return said | {"overlap": dataclasses.asdict(self.overlap)}
 
 
 class ParallelStates:
@@ -47,8 +59,15 @@ class ParallelStates:
         world_size: int,
         order: str = DEFAULT_ORDER,
         create: Callable[[ParallelStrategy, ProcessGroupRegistry], parallel_state.ParallelState] | None = None,
+        overlap: Overlap = Overlap(),
     ) -> None:
-        """``order`` is Megatron's rank order; ``create`` makes one strategy's groups (default: plainly)."""
+        """``order`` is Megatron's rank order; ``create`` makes one strategy's groups (default: plainly).
+
+        Where moves ``overlap`` with compute they get a group of their own.
+        """
+        # Before anything collective is done that depends on it: groups of two pools would wait for each other.
+        said = {"entries": str(pool), "home": str(pool.home), "digest": pool.digest(), "rank order": order}
+        check_agreement("the pool", said, device=torch.device(torch.cuda.current_device()))
         self.pool = pool
         self.rank, self.world_size = rank, world_size
         self.registry = process_registry()
@@ -57,6 +76,7 @@ class ParallelStates:
         create = create or functools.partial(parallel_state.create, options={"order": order})
         self.registry.create_all(plan_groups(self.grids))
         self.states = [create(strategy, self.registry) for strategy in pool.strategies]
+        self.switch_group = self.registry.get(range(world_size), purpose="switch") if overlap.any else None
         self.registry.warm_up()
         self.registry.seal()
         random_state.prepare()
@@ -95,7 +115,6 @@ def build_bucket_loop(
     micro_batch_tokens: Mapping[str, int] | None = None,
     recorder: RunRecorder | NullRecorder | None = None,
     device: torch.device,
-    descending: bool = False,
     surroundings: Sequence[Surroundings] | None = None,
     make_runner: Callable[[StrategyModules], MegatronRunner] | None = None,
 ) -> BucketLoop:
@@ -109,7 +128,8 @@ def build_bucket_loop(
     pool = states.pool
     surroundings = surroundings or [contextlib.nullcontext] * len(pool.strategies)
     make_runner = make_runner or functools.partial(MegatronRunner, seed=seed)
-    check_agreement("the pool", pool.digest(), device=device)
+    # All ranks plan alike from alike layouts: what differs here would send a message that nobody awaits.
+    check_agreement("how to switch", {**switch.said(), "packing": packing, "seed": seed}, device=device)
     everyone = [
         home if index == pool.home_index else _build_bare(states, index, build_model, surroundings[index])
         for index in range(len(pool.strategies))
@@ -129,10 +149,14 @@ def build_bucket_loop(
             for modules, layout in zip(everyone, layouts, strict=True)
             if modules is not home
         },
-        transport=TorchDistributedTransport(),
+        transport=TorchDistributedTransport(states.switch_group),
         node_of_rank=switch.node_of_rank,
+        cards_per_node=switch.cards_per_node,
         policy=switch.policy,
         memory_budget_bytes=switch.memory_budget_bytes,
+        overlap=switch.overlap,
+        order=switch.order,
+        plan_cache=switch.plan_cache,
         device=device,
     )
     return BucketLoop(
@@ -143,7 +167,9 @@ def build_bucket_loop(
         packing=packing,
         recorder=recorder,
         device=device,
-        descending=descending,
+        # With overlapped reduction Megatron reduces home's gradients during home's last backward pass.
+        # Without Megatron's DDP (under DeepSpeed) nothing reduces while home runs.
+        adds_after_home=not getattr(getattr(home.chunks[0], "ddp_config", None), "overlap_grad_reduce", False),
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
+import torch.distributed as dist
 
-from hotspa_plugin.resharding import build_switch_plan, plan_costs
+from hotspa_plugin.resharding import build_flush_plan, build_switch_plan, plan_costs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,9 @@ def measure_cases(
     """What one rank does: one row per case, a pair of strategies such as ``("tp4", "tp1")``; equal on all ranks.
 
     All contenders move the parameters of the same two models and take turns; figures are medians over
-    ``num_rounds`` of the slowest rank's seconds.
+    ``num_rounds`` of the slowest rank's seconds. ``flush_s`` is the way back, adding; ``reduce_scatter_s`` what its
+    alternative takes before anything comes home: a reduce-scatter of as many bytes over the replicas (None where there
+    is one replica).
     """
     from hotspa_plugin.integrations.megatron.process import prepare_process
 
@@ -43,6 +46,8 @@ def measure_cases(
     from hotspa_plugin.integrations.megatron.gpt import GPTSpec, build_gpt
     from hotspa_plugin.integrations.megatron.layout_reader import gather_layout, named_parameters, read_rank
     from hotspa_plugin.process_groups.registry import ProcessGroupRegistry
+    from hotspa_plugin.resharding.executor import ReshardExecutor
+    from hotspa_plugin.resharding.transports import TorchDistributedTransport
     from hotspa_plugin.resharding.transports.measurement import TORCH_DTYPES, measure_switch
     from hotspa_plugin.strategy import ParallelStrategy
 
@@ -82,12 +87,16 @@ def measure_cases(
             with state.active():
                 swap_model_weights(before, after, "gloo")
 
-        seconds = measure_switch(
-            plan,
-            num_rounds=num_rounds,
-            others={"megatron_resharding_s": megatron_resharding},
-            tensors=(named_parameters(before), named_parameters(after)),
+        tensors = named_parameters(before), named_parameters(after)
+        flush = ReshardExecutor(
+            build_flush_plan(second, first, plan), rank, TorchDistributedTransport(), tensors[1], tensors[0]
         )
+        others = {"megatron_resharding_s": megatron_resharding, "flush_s": flush.run}
+        replicas = after[0].pg_collection.dp
+        if replicas.size() > 1:
+            others["reduce_scatter_s"] = _reduce_scatter(tensors[1].values(), replicas)
+        seconds = {"reduce_scatter_s": None}
+        seconds |= measure_switch(plan, num_rounds=num_rounds, others=others, tensors=tensors)
         costs = plan_costs(plan)
         num_parameters = sum(int(torch.tensor(t.shape).prod()) for t in first.tensors)
         rows.append(
@@ -106,3 +115,10 @@ def measure_cases(
             }
         )
     return rows
+
+
+def _reduce_scatter(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> Callable[[], object]:
+    """A reduce-scatter, over ``group``, of one line as long as ``tensors`` together."""
+    count = -(-sum(tensor.numel() for tensor in tensors) // group.size())
+    line, share = torch.ones(count * group.size()), torch.empty(count)
+    return lambda: dist.reduce_scatter_tensor(share, line, group=group)

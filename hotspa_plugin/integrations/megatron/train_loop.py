@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from hotspa_plugin.data import GlobalBatchSampler, SequenceBatch, SequenceSource
 from hotspa_plugin.integrations.megatron import checkpoint
 from hotspa_plugin.integrations.megatron.trainer import StepResult, Trainer
+from hotspa_plugin.runtime.activity import set_activity
+from hotspa_plugin.runtime.agreement import check_agreement
 from hotspa_plugin.runtime.memory import PeakMemory, resident_bytes
 from hotspa_plugin.runtime.run_record import StepRecord
 
@@ -32,9 +36,11 @@ class TrainLoop:
     sampler: GlobalBatchSampler
     num_steps: int
     first_step: int = 0
+    check_every: int = 0  # steps between checks for silent damage; 0: never
     save_every: int = 0  # steps; 0: never; else the last step is saved too
     folder: Path | None = None  # where checkpoints go
     on_step: Callable[[StepRecord], None] | None = None
+    prepare: Callable[[np.ndarray], None] | None = None  # is told the lengths of the next batch before each step
 
     def resume(self) -> None:
         """Goes on from the latest checkpoint in ``folder``. ValueError where there is none or it does not fit."""
@@ -62,7 +68,15 @@ class TrainLoop:
             started_s = time.perf_counter()
             with recorder.span("plan", step=step, part="sample"):
                 batch = SequenceBatch(step=step, source=self.source, indices=self.sampler.next_batch())
+                _check_order(batch, device)
+                if self.prepare is not None and step + 1 < self.num_steps:
+                    self.prepare(self.source.lengths[self.sampler.peek()])
+            is_checked = self.check_every > 0 and (step + 1) % self.check_every == 0
+            if self.check_every:
+                self.trainer.schedule.is_checked = is_checked
             result = self.trainer.train_step(batch)
+            if is_checked:
+                self.trainer.check_copies(step)
             record = self._record(step, batch, result, memory, time.perf_counter() - started_s)
             recorder.finish_step(record)
             records.append(record)
@@ -73,6 +87,7 @@ class TrainLoop:
                                    "the last checkpoint is from before")
             last = step + 1 == self.num_steps
             if self.folder and self.save_every and (last or (step + 1) % self.save_every == 0):
+                set_activity(f"step {step}, checkpoint")
                 about = {"data": self.source.fingerprint(), "sampler": self.sampler.state_dict()}
                 checkpoint.save(self.folder / CHECKPOINT_FOLDER, step + 1, self.trainer, about)
         return records
@@ -101,3 +116,14 @@ class TrainLoop:
             resident_memory_bytes=int(most[1]),
             buckets=result.batch.buckets,
         )
+
+
+def _check_order(batch: SequenceBatch, device: torch.device) -> None:
+    """Compares which sequences make up the batch: equal lengths alone would hide that ranks read different ones."""
+    said = {
+        "number of sequences": len(batch.indices),
+        "first sequences": batch.indices[:8].tolist(),
+        "order": hashlib.sha256(batch.indices.astype("<i8").tobytes()).hexdigest()[:16],
+        "lengths": hashlib.sha256(batch.lengths.astype("<i8").tobytes()).hexdigest()[:16],
+    }
+    check_agreement(f"the sequences of step {batch.step}", said, device=device)

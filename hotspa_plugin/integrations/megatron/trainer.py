@@ -14,7 +14,9 @@ from hotspa_plugin.integrations.megatron.gpt import GPTSpec, build_gpt, freeze_p
 from hotspa_plugin.integrations.megatron.home import OptimizerSettings
 from hotspa_plugin.integrations.megatron.schedule import HotSwitchSchedule
 from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
-from hotspa_plugin.runtime.bucket_loop import BatchResult, GlobalBatch
+from hotspa_plugin.runtime.activity import set_activity
+from hotspa_plugin.runtime.bucket_loop import BatchAssigner, BatchResult, GlobalBatch
+from hotspa_plugin.runtime.damage_checks import fingerprints
 from hotspa_plugin.runtime.global_view import gather_global, load_global
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 from hotspa_plugin.strategy import StrategyPool
@@ -35,6 +37,8 @@ class Trainer:
 
     Built by every rank of the world together. ``pool`` must have been checked against the world size;
     ``freeze(name)`` tells which parameters are not trained, named as in a model that is not split.
+    ``micro_batch_tokens`` caps the micro-batches of strategies (default: their bounds); ``assigner`` divides batches
+    over the pool in place of its bounds.
     """
 
     def __init__(
@@ -49,11 +53,13 @@ class Trainer:
         switch: SwitchOptions = SwitchOptions(),
         freeze: Callable[[str], bool] | None = None,
         recorder: RunRecorder | NullRecorder | None = None,
+        micro_batch_tokens: Mapping[str, int] | None = None,
+        assigner: BatchAssigner | None = None,
     ) -> None:
         self.pool, self.rank = pool, dist.get_rank()
         self.recorder = recorder or NullRecorder()
         self._settings = optimizer
-        states = ParallelStates(pool, rank=self.rank, world_size=dist.get_world_size())
+        states = ParallelStates(pool, rank=self.rank, world_size=dist.get_world_size(), overlap=switch.overlap)
         self.states = states
 
         def build_model(strategy, initialize):
@@ -75,8 +81,9 @@ class Trainer:
         self.loop = build_bucket_loop(
             states, self.home, build_model,
             seed=seed, packing=packing, switch=switch, recorder=self.recorder,
-            device=torch.device(torch.cuda.current_device()),
+            device=torch.device(torch.cuda.current_device()), micro_batch_tokens=micro_batch_tokens,
         )  # fmt: skip
+        self.loop.assigner = assigner
         self.schedule = HotSwitchSchedule(self.loop, self.home, finalize=finalize_model_grads)
         self.home_layout = self.home.read_layout()
 
@@ -94,6 +101,7 @@ class Trainer:
 
     def update(self) -> tuple[bool, float, float]:
         """Clips and takes one optimizer step; returns (success, gradient norm, learning rate used)."""
+        set_activity(f"step {self.schedule.last_step}, optimizer")
         with self.recorder.span("optimizer", part="step"), self.states.home.active():
             learning_rate = self.optimizer.param_groups[0]["lr"]
             success, grad_norm, _ = self.optimizer.step()
@@ -131,6 +139,11 @@ class Trainer:
             return self.accumulate(batch)
         finally:
             self.schedule.loop = loop
+
+    def check_copies(self, step: int) -> None:
+        """Raises SilentDamage, on every rank, where copies of home's parameters differ in any bit; collective."""
+        parameters = {name: p.data for name, p in self.home.parameters.items()}
+        fingerprints(self.home_layout, self.rank, parameters, when=f"step {step}, after the optimizer")
 
     def check_switches(self) -> list[str]:
         """Switches to every other strategy and compares what arrived, bit for bit, with what home holds.

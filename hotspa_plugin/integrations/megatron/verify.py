@@ -29,7 +29,7 @@ def build_report(case: VerifyCase, summary: dict[str, Any], rows: Sequence[dict[
     """The verdict on what rank 0 saw (``summary``) and on each step's comparison with the reference (``rows``)."""
     worst = [(error, name) for row in rows for name, error in row["errors"]]
     # NaN compares false with everything: it must come out on top, not be lost.
-    worst_error, worst_tensor = max(worst, key=lambda e: math.inf if math.isnan(e[0]) else e[0])
+    worst_error, worst_tensor = max(worst, key=lambda error: _rank_of(error[0]))
     loss_errors = [
         abs(row["loss"] - row["reference_loss"]) / max(abs(row["reference_loss"]), 1e-30) if row["target_tokens"] else 0.0
         for row in rows
@@ -38,7 +38,7 @@ def build_report(case: VerifyCase, summary: dict[str, Any], rows: Sequence[dict[
         "max_relative_gradient_error": worst_error,
         "worst_tensor": worst_tensor,
         "tensor_parallel_copies_identical": not summary["tensor_parallel_copies_differing"],
-        "max_relative_loss_error": max(loss_errors),
+        "max_relative_loss_error": max(loss_errors, key=_rank_of),
         "parameters_bit_identical": summary["parameters_bit_identical"],
         "sequences_in": sum(map(len, case.lengths)),
         "sequences_trained": summary["sequences_trained"],
@@ -50,8 +50,8 @@ def build_report(case: VerifyCase, summary: dict[str, Any], rows: Sequence[dict[
     if case.dtype == "bf16":
         whole = [row["whole_error"] for row in rows]
         static = [row["static_whole_error"] for row in rows]
-        report["whole_gradient_error"] = max(whole)
-        report["static_whole_gradient_error"] = max(static)
+        report["whole_gradient_error"] = max(whole, key=_rank_of)
+        report["static_whole_gradient_error"] = max(static, key=_rank_of)
         if not sum(whole) <= BF16_FACTOR * sum(static):
             problems.append(f"whole-gradient error {sum(whole):.2e} is over {BF16_FACTOR:g} times that of the static run, "
                             f"{sum(static):.2e}")
@@ -75,3 +75,8 @@ def _problems(report: dict[str, Any], summary: dict[str, Any], rows: Sequence[di
     if report["num_process_groups_at_end"] != report["num_process_groups_after_start"]:
         problems.append("process groups were made after start")
     return problems
+
+
+def _rank_of(error: float) -> float:
+    """For max(), which may pass over what is not a number."""
+    return math.inf if math.isnan(error) else error

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from hotspa_plugin.layout import ShardLayout
-from hotspa_plugin.resharding.executor import ReshardExecutor, StagingBuffer
+from hotspa_plugin.resharding.executor import ReshardExecutor
 from hotspa_plugin.resharding.plan import ReshardPlan
 from hotspa_plugin.resharding.rounds import rounds_of_rank
+from hotspa_plugin.resharding.staging_buffer import StagingBuffer
 from hotspa_plugin.resharding.transports.torch_distributed import TorchDistributedTransport
 
 TORCH_DTYPES = {
@@ -96,6 +97,21 @@ def measure_switch(
     contenders: dict[str, Callable[[], object]] = {
         "switch_s": executor.run, "raw_all_to_all_s": raw.all_to_all, "raw_copy_s": raw.copy, **(others or {}),
     }
+    return measure_in_turn(contenders, num_rounds=num_rounds, group=group, device=device)
+
+
+def measure_in_turn(
+    contenders: Mapping[str, Callable[[], object]],
+    *,
+    num_rounds: int,
+    group: dist.ProcessGroup | None = None,
+    device: torch.device | None = None,
+) -> dict[str, float]:
+    """Median seconds (of the slowest rank each time) of contenders that take turns in every round.
+
+    One more round, the first, warms up.     Called on all ranks of ``group``; returns the same on all of them.
+    """
+    device = device or torch.device("cpu")
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(num_rounds + 1):  # the first one warms up
         for name, contender in contenders.items():

@@ -77,7 +77,11 @@ def test_model_families(workers, reference, family, stage, pool, home, sizes):
 
 @pytest.mark.parametrize(
     ("preset", "stage", "pool", "home"),
-    [("tiny-llama", 0, POOL, "tp4"), ("tiny-gpt", 2, "tp1:128 tp2pp2:512 tp4:2048", "tp2pp2")],
+    [
+        pytest.param("tiny-llama", 0, POOL, "tp4", marks=pytest.mark.slow),
+        pytest.param("tiny-llama", 1, POOL, "tp2", marks=pytest.mark.slow),
+        ("tiny-gpt", 2, "tp1:128 tp2pp2:512 tp4:2048", "tp2pp2"),
+    ],
 )
 def test_megatron_models_equal_one_process(workers, preset, stage, pool, home):
     pytest.importorskip("megatron.core")
@@ -87,6 +91,23 @@ def test_megatron_models_equal_one_process(workers, preset, stage, pool, home):
         f"{WORK}:train_megatron_reference", preset=preset, pool=pool, batches=BATCHES, initial=actual["initial"]
     )
     check_equal(actual, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(reason="lengths that vary through the stages of a plain builder's pipeline meet wrong shapes")
+def test_builder_of_plain_megatron_core(workers):
+    """A pool trains as its home alone does."""
+    pytest.importorskip("megatron.core")
+    batches = [[7, 129, 1, 64, 300], [5, 140, 40]]
+    losses = [
+        workers.run(
+            f"{WORK}:train_own_builder",
+            config=work.ds_config(pool=pool, stage=1, block={"home": "tp2pp2nosp", "packing": "padded"}),
+            batches=batches,
+        )[0]
+        for pool in ("tp1:100 tp2pp2nosp:512", "tp2pp2nosp:512")
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
 def test_dropout_repeats_and_keeps_copies_equal(workers):

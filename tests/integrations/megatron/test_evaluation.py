@@ -22,9 +22,11 @@ def evaluate_between_steps(case):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("pool", ["tp1:32 tp2:64 tp2pp2:128", "pp4:32 tp1rc:64 tp4nosp:128"])
-def test_evaluation_changes_nothing(workers, pool):
-    case = VerifyCase(pool=pool, lengths=((7, 40, 1, 100, 120), (33, 5), (128,)))
+@pytest.mark.parametrize(
+    ("pool", "overlap"), [("tp1:32 tp2:64 tp2pp2:128", "both"), ("pp4:32 tp1rc:64 tp4nosp:128", "none")]
+)
+def test_evaluation_changes_nothing(workers, pool, overlap):
+    case = VerifyCase(pool=pool, overlap=overlap, lengths=((7, 40, 1, 100, 120), (33, 5), (128,)))
     for evaluated, trained, left in workers.run(evaluate_between_steps, case=case):
         assert evaluated == trained
         assert not left

@@ -2,6 +2,8 @@
 
 import pytest
 
+from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, make_spec
+
 from .checks import NARROW, check, mostly_slow
 
 PACKINGS = pytest.mark.parametrize("packing", mostly_slow("packed", "padded"))
@@ -88,3 +90,17 @@ def test_a_tiny_model_at_its_bounds(workers, lengths):
 def test_documents_that_share_a_row(workers, pool, model):
     """With one replica both are packed together, and are trained as if each were alone."""
     check(workers, pool, model=model, lengths=((3, 5), (5, 3), (1, 4, 1, 8), (17, 8, 7)))
+
+
+@pytest.mark.parametrize("strategy", ["tp2cp2", "tp2cp8"])
+def test_context_parallelism_is_refused_before_anything_starts(strategy):
+    with pytest.raises(ValueError, match=r"context parallelism \(cp\d\) is not supported yet; leave cp out"):
+        make_spec(VerifyCase(pool=f"tp1:16 {strategy}:128"), 16)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("packing", mostly_slow("padded", "packed"))
+def test_a_few_tokens_under_strategies_that_split_sequences(workers, packing):
+    """Down to fewer tokens than tensor-parallel ranks: padded to the multiple, nothing crashes, nothing is lost."""
+    few = (2, 3, 4, 5, 7, 11, 16)
+    check(workers, "tp4:8 tp2pp2:16 tp2:64", packing=packing, lengths=(few, (1,), (2, 2, 2, 2, 2)))

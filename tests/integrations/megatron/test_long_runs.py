@@ -7,11 +7,18 @@ import weakref
 import pytest
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, build_trainer, make_batch
 
+from . import long_run
 from .checks import NARROW, mostly_slow
 
 
 def count_open_files():
     return len(os.listdir("/proc/self/fd"))
+
+
+def finish(switcher):
+    for label in switcher.flushing:
+        switcher.finish_flush(label)
+    switcher.release()
 
 
 def switch_often(case, num_switches, warm_up):
@@ -29,20 +36,24 @@ def switch_often(case, num_switches, warm_up):
         if count in (warm_up, warm_up + num_switches // 2):
             figures.append((num_live_groups(), count_open_files(), resident_bytes()))
         label = labels[count % len(labels)]
+        if (busy := switcher.flush_in_the_way(label)) is not None:
+            switcher.finish_flush(busy)
         switcher.enter(label)
-        switcher.flush(label)
+        switcher.prefetch(labels[(count + 1) % len(labels)])
+        switcher.start_flush(label)
         if count % 3 == 2:
-            switcher.release()
-    switcher.release()
+            finish(switcher)
+    finish(switcher)
     figures.append((num_live_groups(), count_open_files(), resident_bytes()))
     return figures, model_bytes
 
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("budget", mostly_slow(None, 100_000), ids=["at_once", "rounds"])
-def test_a_thousand_switches(workers, budget):
+@pytest.mark.parametrize("overlap", mostly_slow("both", "none"))
+def test_a_thousand_switches(workers, budget, overlap):
     case = VerifyCase(pool="tp1:32 tp2:64 pp2:96 tp2pp2:128", lengths=((5, 40, 70, 100),),
-                      model_changes={"num_layers": 2, "hidden_size": 64}, switch_memory_bytes=budget)  # fmt: skip
+                      model_changes={"num_layers": 2, "hidden_size": 64}, switch_memory_bytes=budget, overlap=overlap)  # fmt: skip
     for figures, model_bytes in workers.run(switch_often, case=case, num_switches=1000, warm_up=100):
         groups, files, resident = zip(*figures, strict=True)
         assert len(set(groups)) == 1
@@ -79,3 +90,10 @@ def test_a_hundred_rounds_of_building_and_dropping_strategies(workers):
         assert set(alive) == {0}, alive
         assert len(set(files)) == 1, files
         assert max(resident[1:]) - resident[1] < 16 << 20, resident
+
+
+@pytest.mark.slow
+@pytest.mark.gloo
+def test_two_thousand_steps(tmp_path):
+    samples, sizes = long_run.run(tmp_path, 2000, 2)
+    long_run.check(samples, sizes, 2000)

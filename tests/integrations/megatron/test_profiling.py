@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hotspa_plugin.cli.planning_options import model_sizes
 from hotspa_plugin.config import ModelConfig
+from hotspa_plugin.config.sizes import model_sizes
 from hotspa_plugin.cost import Profile
 from hotspa_plugin.search import BatchAssigner, StepModel, candidate_strategies
 from hotspa_plugin.search.stock_assignment import StockAssigner

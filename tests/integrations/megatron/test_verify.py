@@ -31,6 +31,7 @@ FURTHER = {
     "recompute": ("", "rcs", "rc"),
     "policy": ("balanced", "new_greedy"),
     "budget": (None, 200_000),  # bytes: a dozen rounds for each switch
+    "overlap": ("none", "flush", "both"),
 }
 PLAIN = {name: values[0] for name, values in FURTHER.items()}
 
@@ -58,6 +59,7 @@ def as_param(pools, row):
         distributed_optimizer=row["optimizer"] == "distributed",
         policy=row["policy"],
         switch_memory_bytes=row["budget"],
+        overlap=row["overlap"],
         lengths=LENGTHS,
     )
     budget = f"{row['budget']}B" if row["budget"] else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,11 @@ class Recorder:
         loss = result[0].get("lm loss")
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, None if loss is None else loss.item())
-        told = {value for value in everyone if value is not None}
+        # Only last stages report one; none does where Megatron skipped a step whose gradients are not finite.
+        told = {str(value): value for value in everyone if value is not None} or {"nan": math.nan}
         assert len(told) == 1, f"ranks report different losses: {everyone}"
-        self.losses.append(told.pop())
-        self.grad_norms.append(float(result[5]))
+        self.losses += told.values()
+        self.grad_norms.append(math.nan if result[5] is None else float(result[5]))
 
     def _after_evaluation(self, result: tuple) -> None:
         everyone: list[Any] = [None] * dist.get_world_size()

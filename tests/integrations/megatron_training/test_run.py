@@ -131,7 +131,7 @@ def test_help_shows_the_flags(pretrain):
     [
         ("--hotspa-pool 'tp2:16 tp4:128'", "tp1 (--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1)"),
         ("--hotspa-pool 'tp1:16 tp4:128' --hotspa-home tp2", "--hotspa-home tp2 is not in --hotspa-pool"),
-        ("--hotspa-pool 'tp1:16 tp3:128'", "tp3nosp needs a multiple of 3 ranks (tp x pp), but the world size is 4"),
+        ("--hotspa-pool 'tp1:16 tp3:128'", "tp*pp*cp = 3 does not divide the world size 4"),
         ("--hotspa-pool 'tp1:16 tp4'", "--hotspa-pool: pool: entry at character 8: 'tp4' lacks a length bound"),
         ("--hotspa-pool 'tp1:16 pp4:128' --num-layers 6", "do not split the 6 layers"),
         ("--hotspa-pool 'tp1:16 tp4:128' --make-vocab-size-divisible-by 1 --vocab-size 253",

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from megatron.core import tensor_parallel
 
-from hotspa_plugin.integrations.megatron.megatron_training import data, documents, flags, hot_run
+from hotspa_plugin.integrations.megatron.megatron_training import auto_pool, data, documents, flags, hot_run
 from hotspa_plugin.integrations.megatron.megatron_training.hot_run import HotRun
 from hotspa_plugin.integrations.megatron.megatron_training.model_factory import model_factory
 from hotspa_plugin.integrations.megatron.megatron_training.packed import loss_function_of
@@ -26,6 +26,7 @@ from hotspa_plugin.integrations.megatron.megatron_training.refusals import (
 )
 from hotspa_plugin.integrations.megatron.megatron_training.step_log import write_scalars
 from hotspa_plugin.integrations.megatron.megatron_training.strategy_arguments import StrategyArguments, changes_for
+from hotspa_plugin.search import AheadAssigner
 from hotspa_plugin.strategy import StrategyPool
 
 
@@ -52,6 +53,7 @@ def wrap_validate_args(original: Callable) -> Callable:
                 refuse_without_pool(args)
             return original(args, *rest, **options)
         with user_errors(args.rank, "--hotspa-pool"):
+            micro_batch_tokens, assigner = auto_pool.choose(args)
             pool = flags.read_pool(args)
             refuse_unsupported(args, pool)
         for name, value in flags.strategy_flags(pool.home, args).items():
@@ -71,7 +73,12 @@ def wrap_validate_args(original: Callable) -> Callable:
             for strategy in pool.strategies
         ]
         arguments = [StrategyArguments(change, get_args) for change in changes]
-        hot_run.begin(HotRun(pool=pool, arguments=arguments, home_values=dict(vars(args)), get_args=get_args))
+        hot_run.begin(
+            HotRun(
+                pool=pool, arguments=arguments, home_values=dict(vars(args)), get_args=get_args,
+                micro_batch_tokens=micro_batch_tokens, assigner=assigner and AheadAssigner(assigner),
+            )
+        )  # fmt: skip
         return result
 
     return validate_args
@@ -212,6 +219,7 @@ def wrap_build_loader(original: Callable) -> Callable:
             step=lambda: args.curr_iteration,
             bound_tokens=run.pool.bounds_tokens[-1],
             overlong=args.hotspa_overlong,
+            prepare=run.assigner.prepare if run.assigner and split not in (Split.valid, Split.test) else None,
         )
 
     return build_pretraining_data_loader

@@ -128,8 +128,8 @@ class BatchLoader:
     """Iterates over global batches of a data set in order, from item ``num_consumed`` on, as Megatron's sampler does.
 
     ``batch_size()`` tells the items of the next batch, ``step()`` its number. Sequences over ``bound_tokens`` are
-    treated as ``overlong`` says. Items left over at the end that do not
-    fill a batch are not trained, as in Megatron.
+    treated as ``overlong`` says. ``prepare`` is told the lengths of the batch after each one. Items left over at the end
+    that do not fill a batch are not trained, as in Megatron.
     """
 
     def __init__(
@@ -141,6 +141,7 @@ class BatchLoader:
         step: Callable[[], int],
         bound_tokens: int,
         overlong: str = "error",
+        prepare: Callable[[np.ndarray], None] | None = None,
     ) -> None:
         if num_consumed >= len(dataset):
             raise ValueError(
@@ -152,6 +153,8 @@ class BatchLoader:
         self._num_consumed = num_consumed
         self._batch_size = batch_size
         self._step = step
+        # Only lengths that need no reading are looked up ahead.
+        self._prepare = prepare if hasattr(dataset, "sequence_length") else None
 
     def __len__(self) -> int:
         return self._num_items
@@ -161,6 +164,9 @@ class BatchLoader:
         while position + (size := self._batch_size()) <= self._num_items:
             items = range(position, position + size)
             lengths = self._reader.lengths(items)
+            if self._prepare is not None and position + 2 * size <= self._num_items:
+                coming = self._reader.lengths(range(position + size, position + 2 * size))
+                self._prepare(np.array([n for of_item in coming for n in of_item], dtype=np.int64))
             yield DatasetBatch(
                 step=self._step(),
                 lengths=np.array([n for of_item in lengths for n in of_item], dtype=np.int64),

@@ -19,7 +19,25 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--hotspa-pool", default=None, metavar="SPEC",
         help="strategies with the longest sequence, in tokens, that each takes, such as 'tp1:4096 tp2pp2:16384 "
         "tp4pp2:32768' (tp, pp, vpp; rc recomputes activations, rcs selectively). tp > 1 uses sequence parallelism "
-        "where the script does",
+        "where the script does. auto: planned from a profile and the lengths of the data up to --seq-length",
+    )  # fmt: skip
+    group.add_argument(
+        "--hotspa-assignment", choices=["bounds", "batch"], default=None,
+        help="who trains a sequence: bounds, the pool's; batch, chosen for each batch from its lengths and the profile; "
+        "default: batch with --hotspa-pool auto, else bounds",
+    )  # fmt: skip
+    group.add_argument(
+        "--hotspa-profile", default=None, metavar="FILE",
+        help="what hotspa profile wrote for this model and these ranks, for auto and batch; measured at start where it "
+        "is missing; default: hotspa-profile.json",
+    )  # fmt: skip
+    group.add_argument(
+        "--hotspa-lengths", default=None, metavar="SPEC|FILE",
+        help="lengths to plan auto for, as hotspa plan takes them; default: those of the documents in --data-path",
+    )  # fmt: skip
+    group.add_argument(
+        "--hotspa-memory-limit-gb", type=float, default=None, metavar="GB",
+        help="memory of a rank to plan with, in 10^9 bytes; default: the device's",
     )  # fmt: skip
     group.add_argument(
         "--hotspa-home", default=None, metavar="STRATEGY",
@@ -49,8 +67,14 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="extra memory that one switch may take on a rank; larger ones run in rounds",
     )  # fmt: skip
     group.add_argument(
-        "--hotspa-bucket-order", choices=["ascending", "descending"], default="ascending",
-        help="order of the buckets of the other strategies by length bound; home's is always last",
+        "--hotspa-overlap-switch", choices=["none", "flush", "both"], default="none",
+        help="what moves while another bucket computes: flush (the gradients of the bucket before, which needs a "
+        "second slab of gradients), both (the parameters of the next bucket as well), none",
+    )  # fmt: skip
+    group.add_argument(
+        "--hotspa-bucket-order", choices=["auto", "ascending", "descending"], default="auto",
+        help="order of the buckets of the other strategies by length bound; home's is always last. auto: ascending, or "
+        "the smallest switch first where the other switches are hidden (--hotspa-overlap-switch both)",
     )  # fmt: skip
     group.add_argument(
         "--hotspa-timeout-s", type=float, default=None, metavar="SECONDS",
@@ -62,7 +86,7 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )  # fmt: skip
     group.add_argument(
         "--hotspa-check-every", type=int, default=0, metavar="STEPS",
-        help="compare parameter checksums of all copies every so many steps; 0: never",
+        help="every so many steps check switches, flushes and all copies of parameters for silent damage; 0: never",
     )  # fmt: skip
     group.add_argument(
         "--hotspa-mock-lengths", default=None, metavar="SPEC",

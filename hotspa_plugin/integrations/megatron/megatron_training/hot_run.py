@@ -16,6 +16,7 @@ from hotspa_plugin.integrations.megatron.megatron_training.copy_check import che
 from hotspa_plugin.integrations.megatron.megatron_training.packed import packed_forward_step
 from hotspa_plugin.integrations.megatron.megatron_training.step_log import StepLog, StepRecords
 from hotspa_plugin.integrations.megatron.megatron_training.strategy_arguments import StrategyArguments
+from hotspa_plugin.integrations.megatron.overlap import gather_parameters
 from hotspa_plugin.integrations.megatron.runner import MegatronRunner, to_device
 from hotspa_plugin.integrations.megatron.schedule import HotSwitchSchedule
 from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
@@ -23,6 +24,8 @@ from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
 from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.process_groups.registry import process_registry
 from hotspa_plugin.runtime.bucket_loop import MicroBatch
+from hotspa_plugin.runtime.mover import OVERLAPS
+from hotspa_plugin.search import AheadAssigner
 from hotspa_plugin.strategy import ParallelStrategy, StrategyPool
 from hotspa_plugin.topology import DEFAULT_ORDER
 
@@ -37,6 +40,8 @@ class HotRun:
     arguments: Sequence[StrategyArguments]
     home_values: Mapping[str, Any]  # all arguments as validated for home
     get_args: Callable[[], argparse.Namespace]
+    micro_batch_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    assigner: AheadAssigner | None = None  # None: the pool's bounds
     states: ParallelStates | None = None
     schedule: HotSwitchSchedule | None = None
     log: StepLog = dataclasses.field(default_factory=StepLog)
@@ -64,6 +69,7 @@ class HotRun:
             world_size=torch.distributed.get_world_size(),
             order=options.get("order", DEFAULT_ORDER),
             create=create,
+            overlap=OVERLAPS[self.get_args().hotspa_overlap_switch],
         )
 
     def build(self, home_chunks: list[torch.nn.Module], home_bare: list[Any], build_model: ModelFactory) -> None:
@@ -91,25 +97,32 @@ class HotRun:
                 memory_budget_bytes=None
                 if args.hotspa_switch_memory_mb is None
                 else args.hotspa_switch_memory_mb << 20,
+                overlap=OVERLAPS[args.hotspa_overlap_switch],
+                order=args.hotspa_bucket_order,
             ),
             recorder=self.records.recorder,
             device=torch.device(torch.cuda.current_device()),
-            descending=args.hotspa_bucket_order == "descending",
             surroundings=[arguments.active for arguments in self.arguments],
             make_runner=self._make_runner,
+            micro_batch_tokens=self.micro_batch_tokens,
         )
+        loop.assigner = self.assigner
         adapt = packed_forward_step if args.hotspa_packing == "packed" else None
         self.schedule = HotSwitchSchedule(loop, home, adapt=adapt)
+        self.schedule.is_checked = args.hotspa_check_every == 1
 
     def finish_step(self, iteration: int, grad_norm: float | None, learning_rate: float | None) -> None:
         """Notes what the schedule did in the step that ends as ``iteration``; collective."""
         args, result = self.get_args(), self.schedule.last_result
         self.log.add(result)
         self.records.finish_step(iteration - 1, result, grad_norm, learning_rate)
+        self.schedule.is_checked = args.hotspa_check_every > 0 and (iteration + 1) % args.hotspa_check_every == 0
         if args.hotspa_check_every and iteration % args.hotspa_check_every == 0:
             home = self.schedule.home
             if self._layout is None:
                 self._layout = home.read_layout()
+            with home.state.active():
+                gather_parameters(home.chunks)  # --overlap-param-gather leaves that to the next forward pass
             check_copies(self._layout, torch.distributed.get_rank(), home.parameters, step=iteration)
 
     def _make_runner(self, modules: StrategyModules) -> MegatronRunner:

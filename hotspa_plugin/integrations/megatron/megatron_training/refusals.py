@@ -101,7 +101,8 @@ REFUSALS = (
             instead="each document is a sequence of its own already"),
 )  # fmt: skip
 
-_NEED_POOL = ("home", "switch_memory_mb", "report_dir", "timeout_s", "mock_lengths", "check_every")
+_NEED_POOL = ("home", "switch_memory_mb", "report_dir", "timeout_s", "mock_lengths", "check_every",
+              "assignment", "profile", "lengths", "memory_limit_gb")  # fmt: skip
 
 
 def refuse_without_pool(args: argparse.Namespace) -> None:
