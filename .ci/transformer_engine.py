@@ -54,6 +54,9 @@ def set_up(base, path):
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
     environment.run_step(venv, "installing what the build needs", pip + ["pybind11", "wheel", "onnxscript"])
     environment.run_step(venv, f"building {PACKAGE} (about 20 minutes)", pip + ["--no-build-isolation", PACKAGE])
+    # TransformerEngine looks for CUDA's libraries among the packages of its own environment only.
+    if not (own / "nvidia").exists():
+        (own / "nvidia").symlink_to(packages / "nvidia")
     stamp.write_text(digest)
     return venv
 

@@ -19,7 +19,8 @@ def torchrun(script, flags, base=BASE):
     pytest.importorskip("megatron.training", reason="comes with the megatron-core wheels from 0.17 on")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4",
                "-m", "hotspa_plugin.launch", "--cpu", str(script), *base.split(), *flags]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
                    "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
 
