@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # Functions behind the commands, as "module:function"; those of an engine by its package's name.
 ENGINES = ("megatron", "deepspeed")
 RUN_DEMO = "hotspa_plugin.integrations.{engine}.demo:run_demo"
-PLAN_TRAINING = "hotspa_plugin.integrations.megatron.training_run:plan_training"
-OPEN_TRAINING_DATA = "hotspa_plugin.integrations.megatron.training_run:open_training_data"
+PLAN_TRAINING = "hotspa_plugin.integrations.megatron.training_plan:plan_training"
+OPEN_TRAINING_DATA = "hotspa_plugin.integrations.megatron.training_plan:open_training_data"
 TRAIN_RANK = "hotspa_plugin.integrations.megatron.training_run:train_rank"
 VERIFY_CASE = "hotspa_plugin.integrations.{engine}.verify:verify_case"
 WRITE_REPORT = "hotspa_plugin.report:write_report"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from hotspa_plugin.layout import gpt_layout
 from hotspa_plugin.layout.analytic import GPTSizes
@@ -27,6 +28,18 @@ class ResidentMemory:
     @property
     def total_bytes(self) -> int:
         return self.home_bytes + self.slab_bytes + self.staging_bytes
+
+
+def describe_shortage(memory: Sequence[ResidentMemory], available_bytes: int) -> str:
+    """The strategy that needs most, with the figures and what would need less; more ways out may follow the text."""
+    fullest = max(memory, key=lambda entry: entry.total_bytes)
+    gib = 2**30
+    return (
+        f"strategy {fullest.strategy} needs {fullest.total_bytes / gib:.2f} GiB a rank before any activation (home "
+        f"{fullest.home_bytes / gib:.2f}, slab {fullest.slab_bytes / gib:.2f}, "
+        f"switch {fullest.staging_bytes / gib:.2f}), but a rank has {available_bytes / gib:.2f} GiB here: take a home "
+        "or strategy with more tensor or pipeline parallel"
+    )
 
 
 def resident_memory(

@@ -257,10 +257,6 @@ class _NullSpan(contextlib.AbstractContextManager):  # reentrant: it holds no st
         return {}  # a fresh one, so that what is put there is gone
 
     @property
-    def start_ns(self) -> int:
-        return 0
-
-    @property
     def seconds(self) -> float:
         return 0.0
 

@@ -41,9 +41,9 @@ def test_layouts_are_those_of_megatron_s_local_layers(ranks, model, pool):
 def test_switches_and_flushes_are_exact(ranks, model, pool):
     trips = ranks.run("tests.transformer_engine.work:switch_and_flush", pool=pool, model=model)[0]
     assert len(trips) == 2
+    assert any(trip.remote_bytes > 0 for trip in trips)
     for trip in trips:
         assert trip.num_tensors > 20
-        assert trip.remote_bytes > 0 or trip.strategy.startswith("tp1")
         assert not trip.wrong, trip
         assert not trip.differing, trip
         assert not trip.wrong_gradients, trip

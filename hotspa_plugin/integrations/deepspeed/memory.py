@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hotspa_plugin.cost.resident import ResidentMemory
+from hotspa_plugin.cost.resident import ResidentMemory, describe_shortage
 from hotspa_plugin.layout import ShardLayout
 
 _FP32_BYTES = 4
@@ -51,16 +51,11 @@ def resident_memory(
 
 def check_memory(needed: tuple[ResidentMemory, ...], available_bytes: int | None) -> None:
     """Raises ValueError with the figures where the fullest entry is over ``available_bytes`` (None: not known)."""
-    fullest = max(needed, key=lambda entry: entry.total_bytes)
-    if available_bytes is None or fullest.total_bytes <= available_bytes:
-        return
-    gib = 2**30
-    raise ValueError(
-        f"hotspa.pool: strategy {fullest.strategy} needs {fullest.total_bytes / gib:.2f} GiB a rank before any "
-        f"activation (home {fullest.home_bytes / gib:.2f}, slab {fullest.slab_bytes / gib:.2f}, switch "
-        f"{fullest.staging_bytes / gib:.2f}), but a rank has {available_bytes / gib:.2f} GiB here: take a home or "
-        "strategy with more tensor or pipeline parallel, zero_optimization.stage 1, or less hotspa.switch.memory_mb"
-    )
+    if available_bytes is not None and max(entry.total_bytes for entry in needed) > available_bytes:
+        raise ValueError(
+            f"hotspa.pool: {describe_shortage(needed, available_bytes)}, zero_optimization.stage 1, or less "
+            "hotspa.switch.memory_mb"
+        )
 
 
 def _fullest(layout: ShardLayout) -> tuple[int, int]:

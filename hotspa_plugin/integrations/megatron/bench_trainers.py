@@ -14,7 +14,7 @@ from hotspa_plugin.integrations.megatron.gpt import GPTSpec
 from hotspa_plugin.integrations.megatron.home import OptimizerSettings
 from hotspa_plugin.integrations.megatron.session import SwitchOptions
 from hotspa_plugin.integrations.megatron.trainer import Trainer
-from hotspa_plugin.integrations.megatron.training_run import TrainingPlan
+from hotspa_plugin.integrations.megatron.training_plan import TrainingPlan
 from hotspa_plugin.runtime.stopwatch import Stopwatch
 
 if TYPE_CHECKING:

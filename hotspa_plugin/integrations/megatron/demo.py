@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hotspa_plugin.config import TrainingConfig
-from hotspa_plugin.integrations.megatron import training_run
+from hotspa_plugin.integrations.megatron import training_plan, training_run
 from hotspa_plugin.integrations.megatron.plan_summary import plan_summary
 from hotspa_plugin.integrations.megatron.training_run import TrainerBuilder
 from hotspa_plugin.report.console import print_comparison, print_run
@@ -30,7 +30,7 @@ class StaticChoice:
     left_out: str | None = None
 
 
-def choose_static(plan: training_run.TrainingPlan, *, include_all: bool = False) -> list[StaticChoice]:
+def choose_static(plan: training_plan.TrainingPlan, *, include_all: bool = False) -> list[StaticChoice]:
     """The pool's strategies that hold the longest sequence by their own bound; all of them with ``include_all``."""
     longest = int(plan.source.lengths.max())
     return [
@@ -58,7 +58,7 @@ def run_demo(
     Raises ValueError for what does not fit, before any process is started.
     """
     out = check_run_directory(config.run.out)
-    plan = training_run.plan_training(config, num_ranks=num_ranks, command=command)
+    plan = training_plan.plan_training(config, num_ranks=num_ranks, command=command)
     print("\n".join(plan_summary(plan, num_ranks=num_ranks)))
     choices = choose_static(plan, include_all=include_all_static)
     with WorkerPool(
@@ -86,7 +86,7 @@ def run_demo(
     return comparison
 
 
-def static_config(config: TrainingConfig, plan: training_run.TrainingPlan, strategy: str) -> TrainingConfig:
+def static_config(config: TrainingConfig, plan: training_plan.TrainingPlan, strategy: str) -> TrainingConfig:
     """``config`` with ``strategy`` for every length, recorded beside the hot run."""
     run = config.run.model_copy(update={"out": str(Path(config.run.out) / f"static-{strategy}"), "save_every": 0})
     pool = f"{strategy}:{plan.pool.bounds_tokens[-1]}"

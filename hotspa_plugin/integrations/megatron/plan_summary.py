@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hotspa_plugin.report.format import format_bytes
 
 if TYPE_CHECKING:
-    from hotspa_plugin.integrations.megatron.training_run import TrainingPlan
+    from hotspa_plugin.integrations.megatron.training_plan import TrainingPlan
 
 
 def plan_summary(plan: TrainingPlan, *, num_ranks: int, first_step: int = 0) -> list[str]:

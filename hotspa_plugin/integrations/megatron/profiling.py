@@ -19,7 +19,7 @@ from hotspa_plugin import cpu
 from hotspa_plugin.config import ModelConfig
 from hotspa_plugin.cost.fitting import fit_memory, fit_time, measured_lengths, memory_error, time_error
 from hotspa_plugin.cost.memory import MemoryModel
-from hotspa_plugin.cost.profile import MachineFigures, MemoryFigures, ModelSizes, Profile, StageFigures
+from hotspa_plugin.cost.profile import LinkFigures, MachineFigures, MemoryFigures, ModelSizes, Profile, StageFigures
 from hotspa_plugin.data import AssignedMicroBatch, BatchAssignment, BucketAssignment, RandomTokenSource, SequenceBatch
 from hotspa_plugin.integrations.megatron.link_profiling import largest_of_ranks, measure_links
 from hotspa_plugin.integrations.megatron.process import prepare_process

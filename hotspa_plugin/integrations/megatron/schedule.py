@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hotspa_plugin.integrations.megatron import overlap
 from hotspa_plugin.integrations.megatron.checked import checked_switches
@@ -16,6 +17,7 @@ from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
 from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.runtime.activity import set_activity
 from hotspa_plugin.runtime.bucket_loop import BatchResult, BucketLoop, GlobalBatch
+from hotspa_plugin.runtime.damage_checks import fingerprints
 
 # What Megatron's loop passes along and this schedule needs not: each strategy has its own groups, modules and
 # micro-batches, and shapes travel with the micro-batches.
@@ -77,10 +79,20 @@ class HotSwitchSchedule:
         )
         return [{LOSS_KEY: report}]
 
-    def _checks(self, step: int) -> contextlib.AbstractContextManager[None]:
+    def check_copies(self, when: str) -> None:
+        """Raises SilentDamage, on every rank, where copies of home's parameters differ in any bit; collective."""
+        with self.home.state.active():
+            overlap.gather_parameters(self.home.chunks)
+        parameters = {name: p.data for name, p in self.home.parameters.items()}
+        fingerprints(self._layout_of_home(), dist.get_rank(), parameters, when=when)
+
+    def _layout_of_home(self) -> ShardLayout:
         if self._home_layout is None:
             self._home_layout = self.home.read_layout()
-        return checked_switches(self.loop, self.home, self._home_layout, step=step)
+        return self._home_layout
+
+    def _checks(self, step: int) -> contextlib.AbstractContextManager[None]:
+        return checked_switches(self.loop, self.home, self._layout_of_home(), step=step)
 
     def _share_loss_scale(self) -> None:
         # Megatron's loop sets it on home's configuration alone, when training begins.

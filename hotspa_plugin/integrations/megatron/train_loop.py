@@ -76,7 +76,7 @@ class TrainLoop:
                 self.trainer.schedule.is_checked = is_checked
             result = self.trainer.train_step(batch)
             if is_checked:
-                self.trainer.check_copies(step)
+                self.trainer.schedule.check_copies(f"step {step}, after the optimizer")
             record = self._record(step, batch, result, memory, time.perf_counter() - started_s)
             recorder.finish_step(record)
             records.append(record)

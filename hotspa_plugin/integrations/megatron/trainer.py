@@ -16,7 +16,6 @@ from hotspa_plugin.integrations.megatron.schedule import HotSwitchSchedule
 from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
 from hotspa_plugin.runtime.activity import set_activity
 from hotspa_plugin.runtime.bucket_loop import BatchAssigner, BatchResult, GlobalBatch
-from hotspa_plugin.runtime.damage_checks import fingerprints
 from hotspa_plugin.runtime.global_view import gather_global, load_global
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 from hotspa_plugin.strategy import StrategyPool
@@ -139,11 +138,6 @@ class Trainer:
             return self.accumulate(batch)
         finally:
             self.schedule.loop = loop
-
-    def check_copies(self, step: int) -> None:
-        """Raises SilentDamage, on every rank, where copies of home's parameters differ in any bit; collective."""
-        parameters = {name: p.data for name, p in self.home.parameters.items()}
-        fingerprints(self.home_layout, self.rank, parameters, when=f"step {step}, after the optimizer")
 
     def check_switches(self) -> list[str]:
         """Switches to every other strategy and compares what arrived, bit for bit, with what home holds.

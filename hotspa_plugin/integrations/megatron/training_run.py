@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +11,15 @@ import torch
 import torch.distributed as dist
 
 from hotspa_plugin import cpu
-from hotspa_plugin.config import TrainingConfig, open_data
-from hotspa_plugin.config.sizes import model_sizes
-from hotspa_plugin.cost.resident import ResidentMemory, resident_memory
-from hotspa_plugin.data import GlobalBatchSampler, LimitedSource
+from hotspa_plugin.config import TrainingConfig
+from hotspa_plugin.data import GlobalBatchSampler
 from hotspa_plugin.integrations.megatron.process import prepare_process
-from hotspa_plugin.layout.analytic import GPTSizes
+from hotspa_plugin.integrations.megatron.training_plan import TrainingPlan, choose_strategies
 from hotspa_plugin.resharding.plan_cache import PlanCache
 from hotspa_plugin.runtime.activity import set_activity
 from hotspa_plugin.runtime.agreement import check_agreement, flatten
-from hotspa_plugin.runtime.memory import rank_memory_bytes
 from hotspa_plugin.runtime.mover import OVERLAPS
-from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder, check_run_directory
+from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 from hotspa_plugin.runtime.run_record import (
     DataInfo,
     LengthHistogram,
@@ -36,180 +31,9 @@ from hotspa_plugin.runtime.run_record import (
     installed_versions,
 )
 from hotspa_plugin.runtime.trace import TraceSampling
-from hotspa_plugin.search import AheadAssigner, BatchAssigner, StepModel, assigner_for, choose_pool, draw_from
-from hotspa_plugin.strategy import StrategyPool, padded_vocab_size
+from hotspa_plugin.search import AheadAssigner
 
-PROFILE_FILE = "profile.json"  # in a planned run's folder
-NO_BOUND = 2**62
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingPlan:
-    """What all ranks must agree on before anything is built."""
-
-    config: TrainingConfig
-    pool: StrategyPool
-    source: LimitedSource
-    padded_vocab_size: int
-    memory: tuple[ResidentMemory, ...]  # of a rank, for each strategy, activations not included
-    overlap: str  # what moves while another bucket computes, a key of OVERLAPS
-    command: str = ""
-    micro_batch_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    assigner: BatchAssigner | None = None  # None: the pool's bounds
-
-
-def open_training_data(config: TrainingConfig, *, num_ranks: int) -> LimitedSource:
-    """Reads the data's lengths and checks the output folder and, unless it is auto, the pool; writes nothing.
-
-    Raises ValueError with one clear line for whatever does not fit.
-    """
-    check_run_directory(config.run.out, resume=config.run.resume)
-    if config.is_auto:
-        bound_tokens = config.data.longest_tokens or NO_BOUND
-    else:
-        config.strategy_pool.check(world_size=num_ranks)  # before reading data, which can take long
-        bound_tokens = config.strategy_pool.bounds_tokens[-1]
-    return open_data(config.data, bound_tokens=bound_tokens, vocab_size=config.model.vocab_size)
-
-
-def plan_training(
-    config: TrainingConfig,
-    *,
-    num_ranks: int,
-    command: str = "",
-    source: LimitedSource | None = None,
-    micro_batch_tokens: Mapping[str, int] | None = None,
-    assigner: BatchAssigner | None = None,
-) -> TrainingPlan:
-    """Checks pool, model and output folder against the data (``source``, else what the configuration names).
-
-    Raises ValueError with one clear line for whatever does not fit; writes nothing.
-    """
-    if source is None:
-        source = open_training_data(config, num_ranks=num_ranks)
-    unchecked = config.strategy_pool
-    pool = config.model.check_pool(unchecked, num_ranks=num_ranks, vocab_size=source.vocab_size)
-    rows = padded_vocab_size(
-        config.model.vocab_size or source.vocab_size, config.model.make_vocab_size_divisible_by, pool.strategies
-    )
-    overlap, memory = _choose_overlap(config, _sizes(config, rows, pool.bounds_tokens[-1]), pool, num_ranks)
-    return TrainingPlan(
-        config=config, pool=pool, source=source, padded_vocab_size=rows, memory=memory, overlap=overlap, command=command,
-        micro_batch_tokens=micro_batch_tokens or {}, assigner=assigner,
-    )  # fmt: skip
-
-
-def _choose_overlap(
-    config: TrainingConfig, sizes: GPTSizes, pool: StrategyPool, num_ranks: int
-) -> tuple[str, tuple[ResidentMemory, ...]]:
-    """What overlaps, and each strategy's memory with it; ValueError where a rank has not as much.
-
-    ``auto`` takes the most that fits; on CUDA nothing, where overlap has not been tried beside a pipeline's own
-    messages.
-    """
-    choices = [config.run.overlap_switch]
-    if choices == ["auto"]:
-        on_cuda = config.run.device != "cpu" and torch.cuda.is_available()
-        choices = ["none"] if on_cuda else ["both", "flush", "none"]
-    available = rank_memory_bytes(int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)))
-    for overlap in choices:
-        memory = resident_memory(
-            sizes,
-            pool,
-            distributed_optimizer=config.optimizer.distributed,
-            staging_bytes=config.run.switch_memory_mb * 2**20,
-            overlap_flush=OVERLAPS[overlap].flush,
-            overlap_prefetch=OVERLAPS[overlap].prefetch,
-        )
-        if available is None or max(entry.total_bytes for entry in memory) <= available:
-            return overlap, memory
-    raise _too_large(memory, available, overlap)
-
-
-def choose_strategies(config: TrainingConfig, *, num_ranks: int, command: str = "") -> TrainingPlan:
-    """``plan_training`` after what ``pool: auto`` and ``assignment: batch`` ask for has been planned. Collective."""
-    from hotspa_plugin.integrations.megatron.profile_cache import obtain_profile
-    from hotspa_plugin.integrations.megatron.profiling import ProfileRequest
-
-    source = open_training_data(config, num_ranks=num_ranks)
-    if not config.is_planned:
-        return plan_training(config, num_ranks=num_ranks, command=command, source=source)
-    longest = int(source.lengths.max()) if config.is_auto else config.strategy_pool.bounds_tokens[-1]
-    sizes = model_sizes(
-        config.model, num_ranks=num_ranks, max_positions=longest, dtype=config.run.dtype, vocab_size=source.vocab_size
-    )
-    kept = Path(config.run.out) / PROFILE_FILE  # a resumed run must plan as it did
-    profile = obtain_profile(
-        kept if config.run.resume and kept.exists() else config.run.profile,
-        ProfileRequest.for_planning(sizes, config.model, num_ranks=num_ranks, longest_tokens=longest),
-        tell=lambda said: print(said, flush=True),
-    ).with_distributed_optimizer(config.optimizer.distributed)
-    limit = None if config.run.memory_limit_gb is None else round(config.run.memory_limit_gb * 1e9)
-    data = config.data
-    if not config.is_auto:
-        pool = config.strategy_pool
-        assigner = assigner_for(
-            profile, pool, num_ranks=num_ranks, memory_limit_bytes=limit, packing=data.packing
-        )
-        plan = plan_training(config, num_ranks=num_ranks, command=command, source=source, assigner=assigner)
-    else:
-        chosen = choose_pool(
-            StepModel(profile, num_ranks=num_ranks, memory_limit_bytes=limit),
-            draw_from(
-                source.lengths, num_sequences=data.global_batch_sequences, num_tokens=data.global_batch_tokens
-            ),
-            longest_tokens=longest,
-            per_batch=config.assigns_per_batch,
-            packing=data.packing,
-        )
-        if dist.get_rank() == 0:
-            print(f"pool auto: {chosen.pool}, home {chosen.pool.home}: {chosen.why}", flush=True)
-        plan = plan_training(
-            config.model_copy(update={"pool": str(chosen.pool), "home": str(chosen.pool.home)}),
-            num_ranks=num_ranks,
-            command=command,
-            source=source,
-            micro_batch_tokens=chosen.micro_batch_tokens,
-            assigner=chosen.assigner if config.assigns_per_batch else None,
-        )
-    if dist.get_rank() == 0 and not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(profile.to_json(), encoding="utf-8")
-    return plan
-
-
-def _sizes(config: TrainingConfig, padded_vocab_size: int, max_positions: int) -> GPTSizes:
-    model = config.model
-    return GPTSizes(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        ffn_hidden_size=model.ffn_hidden_size,
-        num_attention_heads=model.num_attention_heads,
-        num_query_groups=model.num_query_groups,
-        kv_channels=model.head_dim,
-        vocab_size=padded_vocab_size,
-        gated_mlp=model.activation == "swiglu",
-        tied_embeddings=model.tied_embeddings,
-        num_learned_positions=(model.max_positions or max_positions) if model.positions == "learned" else 0,
-        biases=model.linear_bias,
-        qk_norm=model.qk_layernorm,
-        dtype={"fp32": "float32", "bf16": "bfloat16"}[config.run.dtype],
-    )
-
-
-def _too_large(memory: tuple[ResidentMemory, ...], available: int, overlap: str) -> ValueError:
-    """For a pool whose parameters, gradients and optimizer state alone do not fit on a rank."""
-    fullest = max(memory, key=lambda entry: entry.total_bytes)
-    gib = 2**30
-    return ValueError(
-        f"strategy {fullest.strategy} needs {fullest.total_bytes / gib:.2f} GiB a rank before any activation (home "
-        f"{fullest.home_bytes / gib:.2f}, slab {fullest.slab_bytes / gib:.2f}, "
-        f"switch {fullest.staging_bytes / gib:.2f}), "
-        f"but a rank has {available / gib:.2f} GiB here: take a home or strategy with more tensor or pipeline "
-        "parallel, optimizer.distributed: true, or less run.switch_memory_mb"
-        + ("" if overlap == "none" else ", or run.overlap_switch: none")
-    )
 
 
 def build_trainer(plan: TrainingPlan, recorder: RunRecorder | NullRecorder):
@@ -256,7 +80,7 @@ def build_trainer(plan: TrainingPlan, recorder: RunRecorder | NullRecorder):
 
 
 # Returns a ``Trainer``, or what has its methods.
-TrainerBuilder = Callable[["TrainingPlan", "RunRecorder | NullRecorder"], Any]
+TrainerBuilder = Callable[[TrainingPlan, "RunRecorder | NullRecorder"], Any]
 
 
 def make_sampler(plan: TrainingPlan) -> GlobalBatchSampler:

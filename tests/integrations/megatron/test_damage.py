@@ -22,13 +22,13 @@ def train_checked(case, damage):
     trainer = build_trainer(case)
     trainer.schedule.is_checked = True
     trainer.train_step(make_batch(case, 0))
-    trainer.check_copies(0)
+    trainer.schedule.check_copies("step 0, after the optimizer")
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == dist.get_world_size() - 1 and damage is not None:
             DAMAGES[damage](patch, trainer)
         try:
             trainer.train_step(make_batch(case, 1))
-            trainer.check_copies(1)
+            trainer.schedule.check_copies("step 1, after the optimizer")
         except SilentDamage as error:
             return str(error)
 

@@ -12,16 +12,13 @@ from megatron.core.utils import get_model_config
 
 from hotspa_plugin.data.micro_batch import PaddedMicroBatch
 from hotspa_plugin.integrations.megatron import parallel_state
-from hotspa_plugin.integrations.megatron.megatron_training.copy_check import check_copies
 from hotspa_plugin.integrations.megatron.megatron_training.packed import packed_forward_step
 from hotspa_plugin.integrations.megatron.megatron_training.step_log import StepLog, StepRecords
 from hotspa_plugin.integrations.megatron.megatron_training.strategy_arguments import StrategyArguments
-from hotspa_plugin.integrations.megatron.overlap import gather_parameters
 from hotspa_plugin.integrations.megatron.runner import MegatronRunner, to_device
 from hotspa_plugin.integrations.megatron.schedule import HotSwitchSchedule
 from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
 from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
-from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.process_groups.registry import process_registry
 from hotspa_plugin.runtime.bucket_loop import MicroBatch
 from hotspa_plugin.runtime.mover import OVERLAPS
@@ -46,7 +43,6 @@ class HotRun:
     schedule: HotSwitchSchedule | None = None
     log: StepLog = dataclasses.field(default_factory=StepLog)
     records: StepRecords | None = None
-    _layout: ShardLayout | None = None
 
     def create_groups(self, initialize: Callable[..., None], options: dict[str, Any]) -> None:
         """Lets Megatron make home's groups with its own ``options``, then makes the other strategies'."""
@@ -118,12 +114,7 @@ class HotRun:
         self.records.finish_step(iteration - 1, result, grad_norm, learning_rate)
         self.schedule.is_checked = args.hotspa_check_every > 0 and (iteration + 1) % args.hotspa_check_every == 0
         if args.hotspa_check_every and iteration % args.hotspa_check_every == 0:
-            home = self.schedule.home
-            if self._layout is None:
-                self._layout = home.read_layout()
-            with home.state.active():
-                gather_parameters(home.chunks)  # --overlap-param-gather leaves that to the next forward pass
-            check_copies(self._layout, torch.distributed.get_rank(), home.parameters, step=iteration)
+            self.schedule.check_copies(f"step {iteration - 1}, after the optimizer")
 
     def _make_runner(self, modules: StrategyModules) -> MegatronRunner:
         args = self.get_args()
