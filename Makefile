@@ -6,13 +6,14 @@ BOOTSTRAP := $(or $(shell command -v python3),$(shell command -v python),python3
 ENVIRONMENT := @$(BOOTSTRAP) .ci/environment.py
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help setup demo test test-slow test-te test-all clean
+.PHONY: help setup demo test test-slow test-te test-all compatibility clean
 
 help:
 	@echo "make demo       train a tiny model under several strategies and compare with static ones"
 	@echo "make test       run the core tests under each supported Python that is installed"
 	@echo "make test-all   run these, then the slow tests"
 	@echo "make test-te    build TransformerEngine (20 minutes the first time) and test models of its layers"
+	@echo "make compatibility  write the table of tested versions from what these runs recorded"
 	@echo "make setup      only set up the environment"
 	@echo "make clean      remove environments and caches (run folders stay)"
 
@@ -32,6 +33,9 @@ test-te:
 	@$(BOOTSTRAP) .ci/transformer_engine.py $(ARGS)
 
 test-all: test test-slow
+
+compatibility:
+	@$(BOOTSTRAP) .ci/compatibility.py
 
 clean:
 	rm -rf .venv-* build dist *.egg-info .pytest_cache .hypothesis

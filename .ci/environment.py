@@ -3,7 +3,8 @@
     python3 .ci/environment.py setup               set up the preferred target
     python3 .ci/environment.py run COMMAND ...      set up, then run a command in it
     python3 .ci/environment.py test [PYTEST ARGS]   set up every target and run the core tests in each
-    python3 .ci/environment.py test-slow [ARGS]     run the slow tests in the preferred target
+    python3 .ci/environment.py test-slow [ARGS]     run the slow tests in the preferred target, and in the other
+                                                    one what "test" ran in the preferred one only
 
 A target is a range of Python versions with the megatron-core that supports them. Each gets a folder
 .venv-3.x in the checkout; what is already there and up to date is left alone. Environment: PYTHON
@@ -24,6 +25,8 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+CORE = "not slow and not te"  # as in pyproject.toml
+RECORDS = ROOT / "build" / "tests"
 FREE_GIB_NEEDED = 8
 
 
@@ -188,17 +191,25 @@ def run_in(programs, command):
         sys.exit(f"cannot run {command[0]}: {error.strerror}")
 
 
-def pytest(target, version, path, arguments):
-    """Runs pytest in one target; returns (passed, line for the summary)."""
+def recording(name, version):
+    """Arguments with which pytest leaves a record of a whole run for compatibility.py."""
+    return ["--record", str(RECORDS / f"{version}-{name}.json"), "--record-as", name]
+
+
+def pytest(target, version, path, arguments, record):
+    """Runs pytest in one target; returns (passed, line for the summary).
+
+    ``record`` names the run in the table of tested versions, where all of it runs.
+    """
     programs = set_up(target, version, path)
     say(f"== Python {version} with megatron-core {target.megatron}")
-    code = run_in(programs, ["python", "-m", "pytest"] + arguments)
+    code = run_in(programs, ["python", "-m", "pytest"] + arguments + (recording(record, version) if record else []))
     what = {0: "passed", 5: "FAILED: no test ran", 130: "interrupted"}.get(code, f"FAILED (pytest exit code {code})")
     return code == 0, f"Python {version} with megatron-core {target.megatron}: {what}"
 
 
 def test(arguments):
-    """Runs the core tests under every target that has an interpreter."""
+    """Runs the core tests under every target that has an interpreter; those marked newest under the best one only."""
     in_ci = os.environ.get("CI", "").lower() == "true"
     lines, good, ran = [], True, False
     for target, version, path in find_targets():
@@ -206,7 +217,8 @@ def test(arguments):
             lines.append(f"{target}: NOT RUN, no such interpreter on PATH or in pyenv")
             good = good and not in_ci
             continue
-        passed, line = pytest(target, version, path, arguments)
+        selection = [] if not ran else ["-m", CORE + " and not newest"]
+        passed, line = pytest(target, version, path, selection + arguments, record=None if arguments else "core")
         lines.append(line)
         good, ran = good and passed, True
     say("== " + "\n== ".join(lines))
@@ -217,6 +229,21 @@ def test(arguments):
     return 0 if good else 1
 
 
+def test_slow(arguments):
+    """Runs the slow tests under the preferred target, and what ``test`` left out under the others."""
+    lines, good = [], True
+    for target, version, path in find_targets():
+        if path is not None:
+            name, selection = ("newest", CORE + " and newest") if lines else ("slow", "slow")
+            passed, line = pytest(
+                target, version, path, ["-m", selection] + arguments, record=None if arguments else name
+            )
+            lines.append(line)
+            good = good and passed
+    say("== " + "\n== ".join(lines or ["no supported Python found"]))
+    return 0 if good and lines else 1
+
+
 def main():
     commands = {"setup", "run", "test", "test-slow"}
     if len(sys.argv) < 2 or sys.argv[1] not in commands or (sys.argv[1] == "run" and len(sys.argv) < 3):
@@ -225,9 +252,7 @@ def main():
     if command == "test":
         return test(arguments)
     if command == "test-slow":
-        passed, line = pytest(*preferred(), arguments=["-m", "slow"] + arguments)
-        say("== " + line)
-        return 0 if passed else 1
+        return test_slow(arguments)
     programs = set_up(*preferred())
     if command == "setup":
         say(f"Ready: {programs}")

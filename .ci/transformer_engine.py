@@ -72,6 +72,8 @@ def main():
     libraries = nvidia_folders(base, "lib") + [p for p in [os.environ.get("LD_LIBRARY_PATH")] if p]
     os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(libraries)
     command = ["python", "-m", "pytest", "-m", "te", "tests/transformer_engine", *sys.argv[1:]]
+    if not sys.argv[1:]:
+        command += environment.recording("te", version)
     return environment.run_in(venv / "bin", command)
 
 

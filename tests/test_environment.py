@@ -40,8 +40,9 @@ def with_interpreters(environment, monkeypatch, *versions, exit_codes=None):
 def test_core_tests_run_under_both_targets(environment, monkeypatch, capsys):
     runs = with_interpreters(environment, monkeypatch, "3.12", "3.11", "3.10")
     assert environment.test(["-k", "switch"]) == 0
-    command = ["python", "-m", "pytest", "-k", "switch"]
-    assert runs == [("3.12", command), ("3.11", command)]
+    command = ["python", "-m", "pytest", "-k", "switch"]  # a part of the tests is not recorded
+    core = ["python", "-m", "pytest", "-m", "not slow and not te and not newest", "-k", "switch"]
+    assert runs == [("3.12", command), ("3.11", core)]
     assert "Python 3.12 with megatron-core 0.19: passed" in capsys.readouterr().out
 
 

@@ -45,6 +45,8 @@ SLOW, SLOW_ROUNDS = 3.0, 2
 @options.device_option
 @options.timeout_option
 @shared.json_option
+@click.option("--alone", is_flag=True,
+              help="Also measure each bucket of the hot steps by itself, under every strategy that holds it.")  # fmt: skip
 @click.option("--pictures", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="Folder for SVG pictures: tokens per second, and lengths with bounds.")  # fmt: skip
 def bench_train(
@@ -65,6 +67,7 @@ def bench_train(
     device: str,
     timeout_s: float,
     json_path: Path | None,
+    alone: bool,
     pictures: Path | None,
 ) -> None:
     """Measure hot switching against static strategies and stock.
@@ -97,10 +100,12 @@ def bench_train(
         contenders, pruned, predicted = _choose(
             profile, num_ranks, name, batches, batch_tokens, longest, pool_spec, home, limit, recompute, seed
         )
-        cases.append((name, batches, contenders, pruned, predicted))
+        rivals = _rivals(profile, num_ranks, contenders[0], limit, recompute) if alone else []
+        cases.append((name, batches, contenders, rivals, pruned, predicted))
         for strategy, why in pruned.items():
             click.echo(f"{name}: static {strategy} is left out: {why}")
     run_workload = options.entry_function(BENCH)
+    from hotspa_plugin.integrations.megatron.bench_alone import BucketsAlone
     from hotspa_plugin.integrations.megatron.bench_train import Setup, summarize
     from hotspa_plugin.runtime.node_network import rank_networks
     from hotspa_plugin.runtime.worker_pool import WorkerPool
@@ -120,14 +125,18 @@ def bench_train(
             env={"LOCAL_WORLD_SIZE": str(per_node)},
         ) as workers,
     ):  # fmt: skip
-        for name, batches, contenders, pruned, predicted in cases:
+        for name, batches, contenders, rivals, pruned, predicted in cases:
+            buckets_alone = BucketsAlone(contenders[0], rivals) if rivals else None
             steps, refused = run_workload(
                 workers, setup, contenders, batches, folder=folder, memory_limit_bytes=_own_limit(profile, limit),
-                tell=lambda said, name=name: click.echo(f"{name}: {said}", err=True),
+                alone=buckets_alone, tell=lambda said, name=name: click.echo(f"{name}: {said}", err=True),
             )  # fmt: skip
             result = {"name": name, "nodes": num_nodes, **summarize(contenders, steps, refused), "pruned": pruned}
+            if buckets_alone is not None and contenders[0].name in steps:
+                result["hot_over_buckets_alone"] = buckets_alone.hot_over_alone(steps[contenders[0].name])
             for entry in result["runs"]:
                 entry["predicted_step_s"] = predicted.get(entry["name"])
+            _compare_prediction(result)
             results.append(result)
             _print(result, print_table)
             if pictures is not None:
@@ -149,6 +158,19 @@ def bench_train(
                 "workloads": results,
             },
         )
+
+
+def _compare_prediction(result: dict[str, Any]) -> None:
+    """Adds what was predicted for hot against static, and whether the order came out so (a tie contradicts nothing)."""
+    seconds = {
+        kind: [entry["predicted_step_s"] for entry in result["runs"] if entry["kind"] == kind] for kind in ("hot", "static")
+    }
+    ratio = min(seconds["static"]) / seconds["hot"][0]
+    measured = result["hot_over_best_static"]
+    result["predicted_hot_over_best_static"] = ratio
+    result["order_as_predicted"] = (
+        None if measured is None else result["hot_over_best_static_tie"] or (ratio > 1) == (measured > 1)
+    )
 
 
 def _draw(folder: Path, result: dict[str, Any], batches: list[Any], contenders: list[Contender]) -> None:
@@ -261,6 +283,26 @@ def _choose(
     return contenders, left_out, predicted
 
 
+def _rivals(
+    profile: Profile, num_ranks: int, hot: Contender, limit: int | None, recompute: bool
+) -> list[Contender]:
+    """Every strategy that could have run one of the buckets of ``hot`` under the limit, if nothing else was held."""
+    from hotspa_plugin.integrations.megatron.bench_train import Contender
+    from hotspa_plugin.search import BatchAssigner, StepModel, candidate_strategies
+
+    if len(hot.pool.entries) == 1:
+        return []
+    model = StepModel(profile, num_ranks=num_ranks, memory_limit_bytes=limit)
+    rivals = []
+    for strategy in candidate_strategies(profile, num_ranks, recompute=shared.recompute_modes(recompute)):
+        holding = [p for e in hot.pool.entries if (p := model.static_pool(strategy, e.bound_tokens)) is not None]
+        if holding:
+            assigner = BatchAssigner(model.options(holding[-1]))
+            name, pool = f"alone {strategy}", holding[-1].strategy_pool
+            rivals.append(Contender(name=name, kind="alone", pool=pool, assigner=assigner))
+    return rivals
+
+
 def _deepspeed(
     contenders: list[Contender], predicted: dict[str, float], left_out: dict[str, str]
 ) -> list[Contender]:
@@ -298,3 +340,11 @@ def _print(result: dict[str, Any], print_table: Any) -> None:
             low, high = result[f"{key}_range"]
             tie = "; a tie" if result[f"{key}_tie"] else ""
             click.echo(f"  hot over {said}: {result[key]:.3f} ({low:.3f} to {high:.3f} over rounds{tie})")
+    if result["order_as_predicted"] is not None:
+        as_predicted = "as predicted" if result["order_as_predicted"] else "NOT as predicted"
+        click.echo(f"  order {as_predicted}: hot over static was predicted {result['predicted_hot_over_best_static']:.3f}")
+    if result.get("hot_over_buckets_alone") is not None:
+        click.echo(
+            f"  a hot step takes {result['hot_over_buckets_alone']:.3f} times its buckets' best strategies alone, "
+            "switches and flushes"
+        )

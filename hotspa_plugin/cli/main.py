@@ -70,8 +70,10 @@ def run(args: Sequence[str] | None = None) -> int:
 
     0: done; 1: failed, or verified to be wrong; 2: something the user can put right; 130: Ctrl-C.
     """
+    args = list(sys.argv[1:] if args is None else args)
     try:
-        result = commands.main(args=None if args is None else list(args), prog_name="hotspa", standalone_mode=False)
+        # obj: the arguments as they came, for command_line() in the records of a run.
+        result = commands.main(args=args, prog_name="hotspa", standalone_mode=False, obj=args)
     except click.UsageError as error:
         return _complain(f"{error.format_message()} (see {_help_command(error.ctx)})")
     except click.ClickException as error:

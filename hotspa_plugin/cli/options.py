@@ -146,7 +146,7 @@ def quiet_environment() -> dict[str, str]:
 
 def command_line() -> str:
     """The command as it was typed, for a run's records."""
-    return shlex.join(["hotspa", *sys.argv[1:]])
+    return shlex.join(["hotspa", *click.get_current_context().find_root().obj])
 
 
 def refuse_torchrun(command: str) -> None:

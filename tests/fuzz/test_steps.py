@@ -7,7 +7,7 @@ from hotspa_plugin.fuzz.case import FuzzCase
 from hotspa_plugin.fuzz.outcome import Status
 from hotspa_plugin.fuzz.runners import StepRunner
 
-pytestmark = pytest.mark.gloo
+pytestmark = [pytest.mark.gloo, pytest.mark.newest]
 
 # Found by fuzzing, and kept: JSON as the failure printed it.
 FOUND = {

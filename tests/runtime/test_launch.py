@@ -17,6 +17,8 @@ from hotspa_plugin.runtime.launch import RankFailure, UserError, in_torchrun, la
 from hotspa_plugin.runtime.rank_failure import FailureKind, RankReport, explain, is_peer_loss, is_user_error
 from hotspa_plugin.runtime.worker_pool import WorkerPool
 
+pytestmark = pytest.mark.newest  # starts many processes, which takes time
+
 
 def fail_on(failing_rank, how):
     """One rank fails in the named way, the others wait for it in a collective."""

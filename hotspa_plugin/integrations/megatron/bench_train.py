@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,10 @@ from hotspa_plugin.runtime.memory import PeakMemory, give_back_memory, resident_
 from hotspa_plugin.runtime.stopwatch import Stopwatch
 from hotspa_plugin.strategy import StrategyPool
 
-Kind = Literal["stock", "static", "hot"]
+if TYPE_CHECKING:
+    from hotspa_plugin.integrations.megatron.bench_alone import BucketsAlone
+
+Kind = Literal["stock", "static", "hot", "alone"]
 TOKEN_VALUES = 256
 WARM_UP_SEQUENCES = 8
 
@@ -67,6 +70,7 @@ class TimedStep:
     step_s: float
     switch_s: float
     flush_s: float
+    optimizer_s: float  # with the reduction of gradients
     loss: float
     num_tokens: int
     num_padding_tokens: int
@@ -74,12 +78,14 @@ class TimedStep:
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Entered:
+class Entered:
+    """A contender on this rank."""
+
     trainer: Any
     stopwatch: Stopwatch
 
 
-_entered: dict[str, _Entered] = {}  # this rank's contenders, kept from call to call
+_entered: dict[str, Entered] = {}  # this rank's contenders, kept from call to call
 
 
 def enter(setup: Setup, contender: Contender, initial: str) -> None:
@@ -97,9 +103,19 @@ def enter(setup: Setup, contender: Contender, initial: str) -> None:
         if dist.get_rank() == 0:
             torch.save(values, initial)
     dist.barrier()
-    _entered[contender.name] = _Entered(trainer=trainer, stopwatch=stopwatch)
+    _entered[contender.name] = Entered(trainer=trainer, stopwatch=stopwatch)
     gc.collect()
     gc.freeze()  # so that collecting garbage before every step does not look through all contenders
+
+
+def entered(name: str) -> Entered:
+    return _entered[name]
+
+
+def random_batch(number: int, lengths: np.ndarray) -> SequenceBatch:
+    """Random tokens, the same ones for the same number and lengths."""
+    source = RandomTokenSource(lengths, vocab_size=TOKEN_VALUES, seed=number)
+    return SequenceBatch(step=number, source=source, indices=np.arange(len(lengths)))
 
 
 def leave(names: Sequence[str]) -> None:
@@ -113,32 +129,32 @@ def step(name: str, number: int, lengths: np.ndarray) -> TimedStep:
     """On each rank: one optimizer step of a contender on random tokens of these lengths."""
     from hotspa_plugin.integrations.megatron.bench_trainers import held_bytes_of
 
-    entered = _entered[name]
+    own = entered(name)
     device = torch.device(torch.cuda.current_device())
-    source = RandomTokenSource(lengths, vocab_size=TOKEN_VALUES, seed=number)
-    batch = SequenceBatch(step=number, source=source, indices=np.arange(len(lengths)))
-    own_bytes = held_bytes_of(entered.trainer)
+    batch = random_batch(number, lengths)
+    own_bytes = held_bytes_of(own.trainer)
     give_back_memory()
     memory = PeakMemory(device)
     memory.restart()
     before = _held_bytes(device)
-    entered.stopwatch.start_step()
+    own.stopwatch.start_step()
     dist.barrier()
     started_s = time.perf_counter()
-    result = entered.trainer.train_step(batch)
+    result = own.trainer.train_step(batch)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    phase_s = entered.stopwatch.phase_s
+    phase_s = own.stopwatch.phase_s
     grown = memory.peak_bytes() - before
-    mine = [time.perf_counter() - started_s, phase_s.get("switch", 0.0), phase_s.get("flush", 0.0)]
+    mine = [time.perf_counter() - started_s, *(phase_s.get(phase, 0.0) for phase in ("switch", "flush", "optimizer"))]
     most = torch.tensor([*mine, own_bytes + max(0, grown)], dtype=torch.float64, device=device)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    step_s, switch_s, flush_s, memory_bytes = most.tolist()
+    step_s, switch_s, flush_s, optimizer_s, memory_bytes = most.tolist()
     assignment = result.batch.assignment
     return TimedStep(
         step_s=step_s,
         switch_s=switch_s,
         flush_s=flush_s,
+        optimizer_s=optimizer_s,
         loss=result.batch.loss,
         num_tokens=assignment.num_tokens,
         num_padding_tokens=assignment.num_padding_tokens,
@@ -158,23 +174,25 @@ def run_workload(
     *,
     folder: str,
     memory_limit_bytes: int | None = None,
+    alone: BucketsAlone | None = None,
     tell: Callable[[str], None] = lambda said: None,
 ) -> tuple[dict[str, list[TimedStep]], dict[str, str]]:
     """Every contender trains every batch, in turn; the first batch warms up (a few sequences do for those that take part
     in few rounds) and is not kept.
 
     Returns the timed steps by name, and why contenders were left out: those whose measured memory went over the limit in
-    any step. ``workers`` is a ``WorkerPool``.
+    any step. ``workers`` is a ``WorkerPool``. ``alone`` measures the buckets of each hot step by themselves.
     """
     here = __name__
     initial = str(Path(folder) / "initial.pt")
     steps: dict[str, list[TimedStep]] = {}
     refused: dict[str, str] = {}
     slow = {c.name for c in contenders if c.num_rounds is not None}
+    rivals = () if alone is None else alone.rivals
     try:
-        for contender in contenders:
+        for contender in (*contenders, *rivals):
             workers.run(f"{here}:enter", setup=setup, contender=contender, initial=initial)
-            steps[contender.name] = []
+        steps = {contender.name: [] for contender in contenders}
         for number, lengths in enumerate(batches):
             racing = [c.name for c in contenders if c.name not in refused and c.takes_part(number)]
             if not racing:
@@ -192,9 +210,11 @@ def run_workload(
                     workers.run(f"{here}:leave", names=[name])
                 elif number:
                     steps[name].append(taken)
+            if alone is not None and alone.hot.name not in refused:
+                alone.measure(workers, number, lengths, keep=number > 0)
     finally:
         if workers.usable:
-            workers.run(f"{here}:leave", names=list(steps))
+            workers.run(f"{here}:leave", names=[*steps, *(rival.name for rival in rivals)])
         Path(initial).unlink(missing_ok=True)
     return {name: taken for name, taken in steps.items() if name not in refused}, refused
 

@@ -79,6 +79,7 @@ def test_lengths_must_be_known(tmp_path):
         planned("auto", write_profile(tmp_path / "profile.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.gloo
 def test_training_is_exact_with_batches_divided_by_their_own_lengths(workers, tmp_path):
     profile = write_profile(tmp_path / "profile.json")

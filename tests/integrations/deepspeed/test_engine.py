@@ -60,6 +60,7 @@ def check_bf16(hot: dict, static: list[dict], exact: dict) -> None:
 BF16 = {"bf16": {"enabled": True}}
 
 
+@pytest.mark.slow
 def test_bf16_differs_from_fp32_no_more_than_static_deepspeed(workers):
     batches = EVEN * 3
     exact = workers.run_reference(f"{WORK}:train_reference", family="llama", batches=batches)

@@ -9,9 +9,15 @@ from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase
 NARROW = {"num_layers": 2, "hidden_size": 96, "num_attention_heads": 12, "ffn_hidden_size": 96}
 
 
-def mostly_slow(*values):
-    """Parameters of which the first is tried always, the others among the slow tests."""
-    return [values[0], *(pytest.param(value, marks=pytest.mark.slow) for value in values[1:])]
+def mostly_slow(*values, always=1):
+    """Parameters of which the first ``always`` are tried always, the others among the slow tests."""
+    return [*values[:always], *map(_slow, values[always:])]
+
+
+def _slow(value):
+    if isinstance(value, type(pytest.param())):
+        return pytest.param(*value.values, marks=pytest.mark.slow, id=value.id)
+    return pytest.param(value, marks=pytest.mark.slow)
 
 
 def assert_exact(report):

@@ -4,12 +4,17 @@ import pytest
 
 from hotspa_plugin.runtime.worker_pool import WorkerPool
 
+# What says most about another megatron-core; the other tests with ranks run under it in make test-all.
+EVERYWHERE = {"test_verify.py", "test_training.py", "test_faults.py", "test_evaluation.py", "test_damage.py"}
+
 
 def pytest_collection_modifyitems(items):
     """Groups these tests by their number of ranks, so that each pool starts once."""
     for item in items:
         if item.get_closest_marker("ranks"):
             item.add_marker(pytest.mark.gloo)
+            if item.path.name not in EVERYWHERE:
+                item.add_marker(pytest.mark.newest)
     items.sort(key=_num_ranks)  # stable: tests without ranks come first, in their order
 
 

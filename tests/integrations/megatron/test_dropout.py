@@ -33,7 +33,7 @@ def same_bits(left, right):
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(
-    "pool", ["tp1:32 tp2:64 tp2pp2:128", "pp2:32 tp2nosp:64 tp2:128", "tp1rc:32 tp2rcs:64 tp2nosprc:128"]
+    "pool", mostly_slow("pp2:32 tp2nosp:64 tp2:128", "tp1:32 tp2:64 tp2pp2:128", "tp1rc:32 tp2rcs:64 tp2nosprc:128")
 )
 def test_two_runs_are_identical(workers, pool):
     first = workers.run(train, case=settings(pool))[0]
@@ -46,7 +46,7 @@ def test_two_runs_are_identical(workers, pool):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("pool", ["tp1{}:64 tp2{}:128", "pp2{}:64 tp2nosp{}:128", "tp2{}:64 pp4{}:128"])
+@pytest.mark.parametrize("pool", mostly_slow("pp2{}:64 tp2nosp{}:128", "tp1{}:64 tp2{}:128", "tp2{}:64 pp4{}:128"))
 @pytest.mark.parametrize("recompute", mostly_slow("rc", "rcs"))
 def test_recomputation_draws_the_same_masks(workers, pool, recompute):
     """The second forward pass repeats the first, so that nothing changes, to the bit."""

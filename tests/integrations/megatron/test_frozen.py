@@ -22,7 +22,7 @@ FIRST = ("embedding.", "decoder.layers.0.")
         ("tp1rc:16 pp2rc:32 tp2rc:64 tp2rcs:128", "pp2rc"),  # recomputed layers behind a frozen embedding
     ],
 )
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-gpt"])
+@pytest.mark.parametrize("model", mostly_slow("tiny-gpt", "tiny-llama"))
 @pytest.mark.parametrize("distributed_optimizer", mostly_slow(True, False), ids=["distributed", "adam"])
 def test_frozen_first_layers(workers, pool, home, model, distributed_optimizer):
     check(workers, pool, home=home, model=model, frozen=FIRST, lengths=LENGTHS,

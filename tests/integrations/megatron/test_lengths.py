@@ -12,7 +12,7 @@ OPTIMIZERS = pytest.mark.parametrize("distributed_optimizer", mostly_slow(True, 
 
 @pytest.mark.ranks(4)
 @OPTIMIZERS
-@pytest.mark.parametrize("pool", ["tp1:64 tp2:128", "tp2:64 tp1:128", "tp1:64 pp4:128"])
+@pytest.mark.parametrize("pool", mostly_slow("tp2:64 tp1:128", "tp1:64 tp2:128", "tp1:64 pp4:128"))
 def test_all_targets_on_one_replica(workers, pool, distributed_optimizer):
     """Valid targets 1, 0, 0, 0 on four replicas, and the other way round: divided once, by the global count."""
     lengths = ((2, 1, 1, 1), (1, 1, 1, 2), (1, 3), (100, 1, 1, 1))
@@ -38,13 +38,14 @@ def test_steps_without_any_target(workers, distributed_optimizer):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("home", ["tp1", "tp2"])
+@pytest.mark.parametrize("home", mostly_slow("tp2", "tp1"))
 @PACKINGS
 def test_fewer_sequences_than_replicas(workers, home, packing):
     lengths = ((5, 6, 7), (3,), (70, 80, 11), (16, 100))
     check(workers, "tp1:64 tp2:128", home=home, lengths=lengths, packing=packing, distributed_optimizer=True)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(8)
 def test_3_sequences_on_8_replicas(workers):
     check(workers, "tp1:64 tp2pp2:128 tp1rc:256", lengths=((5, 6, 7), (3, 200, 100), (130, 140, 9)))
@@ -52,7 +53,7 @@ def test_3_sequences_on_8_replicas(workers):
 
 @pytest.mark.ranks(4)
 @OPTIMIZERS
-@pytest.mark.parametrize("home", ["tp1", "tp2", "tp4"])
+@pytest.mark.parametrize("home", mostly_slow("tp2", "tp1", "tp4"))
 def test_empty_buckets(workers, home, distributed_optimizer):
     """Every bucket is empty in some step, home's included, and alone in another."""
     lengths = ((5,), (20,), (40,), (5, 20), (20, 40), (5, 40))
@@ -61,7 +62,7 @@ def test_empty_buckets(workers, home, distributed_optimizer):
 
 @pytest.mark.ranks(4)
 @PACKINGS
-@pytest.mark.parametrize("pool", ["tp4:64 tp1:128", "tp2:64 tp4:128", "tp2pp2:64 tp4:128"])
+@pytest.mark.parametrize("pool", mostly_slow("tp2pp2:64 tp4:128", "tp4:64 tp1:128", "tp2:64 tp4:128"))
 def test_lengths_that_sequence_parallelism_does_not_divide(workers, pool, packing):
     """Padded up to a multiple of tp with the true length kept: no target more or less."""
     report = check(workers, pool, lengths=((7,), (1, 2, 3, 5), (65, 127, 3)), packing=packing)
@@ -70,7 +71,7 @@ def test_lengths_that_sequence_parallelism_does_not_divide(workers, pool, packin
 
 @pytest.mark.ranks(4)
 @PACKINGS
-@pytest.mark.parametrize("home", ["pp4", "tp1"])
+@pytest.mark.parametrize("home", mostly_slow("pp4", "tp1"))
 def test_lengths_that_vary_through_a_pipeline(workers, home, packing):
     """More micro-batches than stages, no two of one shape."""
     lengths = ((33, 64, 40, 47, 52, 61, 35, 34), (100, 70, 110, 64, 128, 2))
@@ -85,7 +86,7 @@ def test_a_tiny_model_at_its_bounds(workers, lengths):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("pool", ["tp4:16 pp4:32", "tp2pp2:16 tp4nosp:32"])
+@pytest.mark.parametrize("pool", mostly_slow("tp2pp2:16 tp4nosp:32", "tp4:16 pp4:32"))
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-gpt"])
 def test_documents_that_share_a_row(workers, pool, model):
     """With one replica both are packed together, and are trained as if each were alone."""

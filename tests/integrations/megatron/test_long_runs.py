@@ -81,6 +81,7 @@ def build_often(case, num_rounds):
     return figures
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)
 def test_a_hundred_rounds_of_building_and_dropping_strategies(workers):
     case = VerifyCase(pool="tp1:32 tp2:64 tp2pp2:128", lengths=((5, 40, 100),), model_changes={**NARROW, "num_layers": 2})

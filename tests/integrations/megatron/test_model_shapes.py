@@ -25,19 +25,20 @@ def test_one_padded_vocabulary_for_the_pool(vocab_size, divisible_by, pool, padd
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-gpt"])
+@pytest.mark.parametrize("model", mostly_slow("tiny-llama", "tiny-gpt"))
 @pytest.mark.parametrize("vocab_size", mostly_slow(101, 127, 128))
 def test_vocabulary_that_tp_does_not_divide(workers, model, vocab_size):
     check(workers, "tp1:32 tp2:64 tp4:128", model=model, vocab_size=vocab_size, lengths=LENGTHS)
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("home", ["tp1", "tp2", "tp4"])
+@pytest.mark.parametrize("home", mostly_slow("tp2", "tp1", "tp4"))
 @pytest.mark.parametrize("packing", mostly_slow("packed", "padded"))
 def test_gate_and_up_are_cut_apart(workers, home, packing):
     check(workers, "tp1:32 tp2:64 tp4:128", home=home, packing=packing, model_changes=NARROW, lengths=LENGTHS)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(6)
 @pytest.mark.parametrize(
     ("pool", "home"),
@@ -57,7 +58,7 @@ def test_tp_3_beside_tp_2(workers, pool, home, activation):
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("num_query_groups", mostly_slow(2, 1))
-@pytest.mark.parametrize("home", ["tp1", "tp4", "tp4nosp"])
+@pytest.mark.parametrize("home", mostly_slow("tp4", "tp1", "tp4nosp"))
 def test_fewer_query_groups_than_tp(workers, num_query_groups, home):
     pool = "tp1:16 tp2:32 tp4:64 tp4nosp:128"
     check(workers, pool, home=home, model_changes={"num_query_groups": num_query_groups}, lengths=LENGTHS)
@@ -87,7 +88,7 @@ def test_untied_embeddings_stay_apart(workers):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("home", ["tp1", "tp2", "tp2nosp", "tp4nosp"])
+@pytest.mark.parametrize("home", mostly_slow("tp2nosp", "tp1", "tp2", "tp4nosp"))
 @pytest.mark.parametrize("norm", mostly_slow("rmsnorm", "layernorm"))
 def test_query_and_key_norms(workers, home, norm):
     """Every rank's heads give a part of these norms' gradients, with and without sequence parallelism."""
@@ -96,8 +97,8 @@ def test_query_and_key_norms(workers, home, norm):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("pool", ["tp1:64 tp2:128", "tp1:64 tp2nosp:128", "tp2:64 tp2nosp:128", "tp2nosp:64 tp2:128",
-                                  "tp4:64 tp2nosp:128"])  # fmt: skip
+@pytest.mark.parametrize("pool", mostly_slow("tp4:64 tp2nosp:128", "tp1:64 tp2:128", "tp1:64 tp2nosp:128",
+                                             "tp2:64 tp2nosp:128", "tp2nosp:64 tp2:128"))  # fmt: skip
 def test_norms_over_five_steps(workers, pool):
     """Copies neither drift apart nor count twice, with sequence parallelism on either side of a switch or on none."""
     lengths = ((7, 100), (64, 65), (3, 90, 80), (30,), (120,))
@@ -105,7 +106,7 @@ def test_norms_over_five_steps(workers, pool):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("policy", ["balanced", "new_greedy"])
+@pytest.mark.parametrize("policy", mostly_slow("new_greedy", "balanced"))
 def test_two_nodes(workers, policy):
     """Pieces may enter a node once and be passed on; gradients are summed on the way back."""
     check(workers, "tp1:16 tp2:32 pp2:64 tp4:128", home="tp2", model="tiny-gpt", ranks_per_node=2, policy=policy,

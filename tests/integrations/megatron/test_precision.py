@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, build_trainer, make_batch
 
+from .checks import mostly_slow
 from .faults import FAULTS
 
 # Each longer than half its bound, so that each is a micro-batch by itself, alone or not.
@@ -41,8 +42,8 @@ def compare_with_parts(case, fault=None):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("pool", ["tp1:16 tp2:32 tp2pp2:64", "pp2:16 tp4:32 tp1:64"])
+@pytest.mark.parametrize("dtype", mostly_slow("bf16", "fp32"))
+@pytest.mark.parametrize("pool", mostly_slow("tp1:16 tp2:32 tp2pp2:64", "pp2:16 tp4:32 tp1:64"))
 def test_gradients_add_up_in_fp32(workers, pool, dtype):
     case = VerifyCase(pool=pool, dtype=dtype, packing="padded", lengths=(LENGTHS,))
     error, dtypes = workers.run(compare_with_parts, case=case)[0]

@@ -119,3 +119,21 @@ def test_what_takes_more_memory_than_allowed_is_thrown_out(workers, measured, tm
     result = summarize(entries, steps, refused)
     assert all("over the limit" in run["refused"] for run in result["runs"])
     assert result["hot_over_best_static"] is None
+
+
+@pytest.mark.ranks(2)
+def test_buckets_are_measured_alone_under_every_strategy_that_holds_them(workers, measured, tmp_path):
+    from hotspa_plugin.integrations.megatron.bench_alone import BucketsAlone
+    from hotspa_plugin.integrations.megatron.bench_train import Contender, Setup, run_workload
+
+    hot = contenders(Profile.model_validate(profile_of(workers, measured)[0]))[0]
+    pools = {spec: StrategyPool.parse(spec).check(world_size=2) for spec in ("tp1:128", "tp2:256")}
+    rivals = [Contender(name=f"alone {spec}", kind="alone", pool=pool) for spec, pool in pools.items()]
+    alone = BucketsAlone(hot, rivals)
+    batches = [np.array(lengths) for lengths in ([20, 256, 9], [7, 100, 30, 250], [64, 64])]
+    setup = Setup(model=MODEL, sizes=SIZES, max_positions=256)
+    steps, refused = run_workload(workers, setup, [hot], batches, folder=str(tmp_path), alone=alone)
+    assert not refused and set(alone.seconds) == {1, 2}  # the first batch warms up
+    assert all(seconds > 0 for seconds in alone.seconds.values())
+    assert all(taken.optimizer_s > 0 for taken in steps["hot"])
+    assert 0 < alone.hot_over_alone(steps["hot"]) < 100

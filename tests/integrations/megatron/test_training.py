@@ -66,7 +66,7 @@ def train_plainly(case, initial, learning_rates):
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("clip_grad", mostly_slow(0.3, 1000.0), ids=["clipped", "unclipped"])
-@pytest.mark.parametrize("distributed_optimizer", [False, True], ids=["adam", "distributed"])
+@pytest.mark.parametrize("distributed_optimizer", mostly_slow(True, False), ids=["distributed", "adam"])
 @pytest.mark.parametrize(
     ("pool", "home", "model"),
     [

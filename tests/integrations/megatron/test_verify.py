@@ -8,7 +8,7 @@ import pytest
 from hotspa_plugin.integrations.megatron.verify import verify_case
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase
 
-from .checks import assert_exact
+from .checks import assert_exact, mostly_slow
 from .combinations import pairwise, product
 
 # Buckets of every pool are used, one is left empty in the second step, and one sequence has no target.
@@ -85,7 +85,7 @@ def test_4_ranks(workers, case):
 
 
 @pytest.mark.ranks(8)
-@pytest.mark.parametrize("case", core(POOLS_OF_8, further={}))
+@pytest.mark.parametrize("case", mostly_slow(*core(POOLS_OF_8, further={}), always=0))
 def test_8_ranks(workers, case):
     assert_exact(verify_case(workers, case))
 

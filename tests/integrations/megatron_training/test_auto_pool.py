@@ -37,6 +37,7 @@ def profile(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_auto_plans_for_the_documents_and_trains_like_static(pretrain, profile):
     auto = pretrain(f"--hotspa-pool auto --hotspa-profile {profile} --hotspa-memory-limit-gb 0.1")
     assert auto.code == 0, auto.errors

@@ -11,13 +11,14 @@ pytestmark = pytest.mark.gloo
 POOL = "--tensor-model-parallel-size 2 --hotspa-sample-unit sample --hotspa-pool 'tp1:16 tp4:48 tp2:128'"
 slow = pytest.mark.slow
 OPTIMIZERS = [
-    pytest.param("", marks=slow, id="plain"),
+    pytest.param("", id="plain"),
     pytest.param("--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable", id="distributed"),
 ]
 
 
+@slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("iterations", [4, pytest.param(20, marks=slow)])
+@pytest.mark.parametrize("iterations", [4, 20])
 def test_a_resumed_run_repeats_one_without_a_stop(pretrain, tmp_path, optimizer, iterations):
     import torch
 
@@ -63,6 +64,7 @@ def test_hot_switching_joins_a_static_run(pretrain, tmp_path):
         assert max(relative(joined.grad_norms, whole.grad_norms[10:])) < 1e-5
 
 
+@slow
 def test_another_home_is_refused_where_its_checkpoint_cannot_be_resharded(pretrain, tmp_path):
     saved = pretrain(
         f"{POOL} --use-distributed-optimizer --save {tmp_path} --save-interval 1 --exit-interval 1", iterations=2
