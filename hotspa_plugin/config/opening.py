@@ -16,7 +16,6 @@ from hotspa_plugin.data import (
 )
 
 
-
 def open_data(config: DataConfig, *, bound_tokens: int, vocab_size: int | None = None) -> LimitedSource:
     """The sequences that ``config`` names, none longer than ``bound_tokens``; ``counts`` says what was cut.
 

@@ -131,5 +131,3 @@ class CommunicationModel:
         else:
             rate = rate_at(links.all_reduce_between_nodes, in_node)
         return num_bytes / rate + links.latency_s
-
-

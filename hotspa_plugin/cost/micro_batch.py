@@ -27,28 +27,6 @@ class MicroBatchCost:
         if min(self.a_s_per_token2, self.b_s_per_token, self.c_s) < 0:
             raise ValueError(f"{self}: coefficients of a cost must not be negative: measure or fit them again")
 
-    @classmethod
-    def from_model(
-        cls,
-        *,
-        num_layers: int,
-        hidden_size: int,
-        num_parameters: int,
-        flops_per_s: float,
-        overhead_s: float = 0.0,
-    ) -> MicroBatchCost:
-        """Coefficients by operation counts, where nothing was measured.
-
-        A token costs 6 operations per parameter, forward and backward (Kaplan et al., arXiv 2001.08361, section 2.1).
-        Causal attention adds 6 * num_layers * hidden_size * s^2 a sequence: scores and values are 2 * 2 * s^2 *
-        hidden_size operations a layer forward, three times that with the backward, half of it masked.
-        """
-        return cls(
-            a_s_per_token2=6.0 * num_layers * hidden_size / flops_per_s,
-            b_s_per_token=6.0 * num_parameters / flops_per_s,
-            c_s=overhead_s,
-        )
-
     def sequences_s(self, lengths: np.ndarray | Sequence[int]) -> np.ndarray:
         """``a * s^2 + b * s`` of each sequence, float64 of the shape of ``lengths`` (tokens)."""
         lengths = np.asarray(lengths, dtype=np.float64)

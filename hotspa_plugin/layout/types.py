@@ -64,14 +64,6 @@ class Region:
             count *= extent
         return count
 
-    def intersect(self, other: Region) -> Region | None:
-        """The common box, or None where the two do not meet."""
-        low = tuple(map(max, self.low, other.low))
-        high = tuple(map(min, self.high, other.high))
-        if any(l >= h for l, h in zip(low, high, strict=True)):
-            return None
-        return Region(low=low, high=high)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard:

@@ -23,7 +23,6 @@ from hotspa_plugin.runtime.run_record import BucketRecord
 MicroBatch = PackedMicroBatch | PaddedMicroBatch
 
 
-
 class GlobalBatch(Protocol):
     """The sequences of one optimizer step, whose lengths are known before any of them is read."""
 
@@ -141,8 +140,6 @@ class BucketLoop:
         self._packing = packing
         self.recorder = recorder or NullRecorder()
         self._device = device or torch.device("cpu")
-        # Read by error handlers: what this rank was doing when it stopped.
-        self.phase = "idle"
 
     @property
     def runners(self) -> tuple[BucketRunner, ...]:
@@ -272,8 +269,7 @@ class BucketLoop:
         ]
 
     def _phase(self, name: str, step: int, **about: object):
-        self.phase = " ".join([f"step {step}, {name}", *(f"{key} {value}" for key, value in about.items())])
-        set_activity(self.phase)
+        set_activity(" ".join([f"step {step}, {name}", *(f"{key} {value}" for key, value in about.items())]))
         return self.recorder.span(name, step=step, **about)
 
 

@@ -16,7 +16,7 @@ from hotspa_plugin.resharding.plan_cache import PlanCache
 from hotspa_plugin.resharding.staging_buffer import StagingBuffer
 from hotspa_plugin.resharding.transports import Transport
 from hotspa_plugin.runtime.agreement import check_agreement
-from hotspa_plugin.runtime.mover import BackgroundMover, Gate, InlineMover, Interval, Move, Overlap
+from hotspa_plugin.runtime.mover import BackgroundMover, Gate, InlineMover, Interval, Move, Mover, Overlap
 from hotspa_plugin.runtime.slab import Slab
 from hotspa_plugin.runtime.whereabouts import gather_nodes
 from hotspa_plugin.topology import cards_of_nodes
@@ -103,7 +103,7 @@ class HotSwitcher:
         card_of_rank = cards_of_nodes(node_of_rank, cards_per_node)
         self.poison = False  # fill the slabs with NaN before each switch, for tests
         self.overlap = overlap
-        self._mover = BackgroundMover() if overlap.any else InlineMover()
+        self._mover: Mover = BackgroundMover() if overlap.any else InlineMover()
         self._gate = Gate(device)
         # Neighbours in the order use different slabs, so that one may be emptied or filled while the other computes.
         is_second_useful = len(others) > 1

@@ -32,7 +32,6 @@ _PEER_LOST_TEXTS = (
     "wait timeout",
 )
 
-
 _OWN_FILE = os.path.join("runtime", "rank_process.py")
 
 

@@ -16,7 +16,6 @@ from hotspa_plugin.integrations.megatron import layout_reader, parallel_state
 from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.topology import Coordinate
 
-
 Surroundings = Callable[[], contextlib.AbstractContextManager]
 
 
