@@ -12,7 +12,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 
 from hotspa_plugin.integrations.megatron.gradient_class import gradient_class
-from hotspa_plugin.layout import Region, Shard, ShardLayout, TensorSpec
+from hotspa_plugin.layout import Region, Shard, TensorSpec
 
 
 def named_parameters(chunks: Sequence[MegatronModule]) -> dict[str, torch.nn.Parameter]:
@@ -40,35 +40,6 @@ def read_rank(chunks: Sequence[MegatronModule], config: TransformerConfig, dp_ra
             raise ValueError(f"parameter {name} has {parameter.numel()} elements, but sharded_state_dict() places "
                              f"{covered[name]} of them: the module that owns it must describe it for checkpointing")
     return found
-
-
-def gather_layout(
-    label: str, rank_shards: list[tuple[TensorSpec, Shard]], dp_rank: int, group: torch.distributed.ProcessGroup | None = None
-) -> ShardLayout:
-    """The layout of all ranks from each one's own; collective over ``group`` (default: the world)."""
-    gathered: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(gathered, (rank_shards, dp_rank), group=group)
-    specs: dict[str, TensorSpec] = {}
-    for rank, (shards, _) in enumerate(gathered):
-        for spec, _ in shards:
-            if specs.setdefault(spec.name, spec) != spec:
-                raise ValueError(f"layout {label}: rank {rank} holds {spec}, another rank {specs[spec.name]}: "
-                                 "all ranks must build the same model")
-    names = sorted(specs)
-    index = {name: i for i, name in enumerate(names)}
-    return ShardLayout.from_ranks(
-        label=label,
-        tensors=[specs[name] for name in names],
-        shards_of_rank=[
-            tuple(_with_tensor(shard, index[spec.name]) for spec, shard in shards) for shards, _ in gathered
-        ],
-        dp_rank=[dp for _, dp in gathered],
-    )
-
-
-def _with_tensor(shard: Shard, tensor: int) -> Shard:
-    fields = {name: getattr(shard, name) for name in shard.__dataclass_fields__}
-    return Shard(**{**fields, "tensor": tensor})
 
 
 def _sharded_tensors(state: Any) -> Iterator[ShardedTensor]:

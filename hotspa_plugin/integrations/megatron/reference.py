@@ -10,11 +10,12 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
 from hotspa_plugin.data import Sample
-from hotspa_plugin.integrations.megatron import layout_reader, random_state
+from hotspa_plugin.integrations.megatron import random_state
 from hotspa_plugin.integrations.megatron.gpt import GPTSpec, transformer_config
-from hotspa_plugin.integrations.megatron.layout_reader import named_parameters
+from hotspa_plugin.integrations.megatron.layout_reader import named_parameters, read_rank
 from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.runtime.global_view import load_global, shard_view
+from hotspa_plugin.runtime.layout_gathering import gather_layout
 from hotspa_plugin.runtime.tensor_error import tensor_errors, whole_error
 from hotspa_plugin.strategy import ParallelStrategy
 
@@ -47,9 +48,7 @@ class Reference:
             rotary_base=spec.rotary_base,
         ).to(dtype)
         self._parameters = named_parameters([self.model])
-        self._layout: ShardLayout = layout_reader.gather_layout(
-            "reference", layout_reader.read_rank([self.model], config, 0), 0
-        )
+        self._layout: ShardLayout = gather_layout("reference", read_rank([self.model], config, 0), 0)
 
     def load(self, values: Mapping[str, torch.Tensor]) -> None:
         """Sets all parameters from whole tensors by name."""

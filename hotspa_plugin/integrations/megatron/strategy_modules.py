@@ -14,6 +14,7 @@ from megatron.core.transformer.module import MegatronModule
 
 from hotspa_plugin.integrations.megatron import layout_reader, parallel_state
 from hotspa_plugin.layout import ShardLayout
+from hotspa_plugin.runtime.layout_gathering import gather_layout
 from hotspa_plugin.topology import Coordinate
 
 Surroundings = Callable[[], contextlib.AbstractContextManager]
@@ -43,7 +44,7 @@ class StrategyModules:
         """The layout of all ranks; collective over the world."""
         with self.state.active(), self.surroundings():
             shards = layout_reader.read_rank(self.bare_chunks, self.config, self.coordinate.dp)
-        return layout_reader.gather_layout(self.label, shards, self.coordinate.dp)
+        return gather_layout(self.label, shards, self.coordinate.dp)
 
     def run(
         self,

@@ -44,11 +44,12 @@ def measure_cases(
 
     from hotspa_plugin.integrations.megatron import parallel_state
     from hotspa_plugin.integrations.megatron.gpt import GPTSpec, build_gpt
-    from hotspa_plugin.integrations.megatron.layout_reader import gather_layout, named_parameters, read_rank
+    from hotspa_plugin.integrations.megatron.layout_reader import named_parameters, read_rank
     from hotspa_plugin.process_groups.registry import ProcessGroupRegistry
     from hotspa_plugin.resharding.executor import ReshardExecutor
     from hotspa_plugin.resharding.transports import TorchDistributedTransport
     from hotspa_plugin.resharding.transports.measurement import TORCH_DTYPES, measure_switch
+    from hotspa_plugin.runtime.layout_gathering import gather_layout
     from hotspa_plugin.strategy import ParallelStrategy
 
     spec = GPTSpec(

@@ -15,6 +15,7 @@ from hotspa_plugin.cpu.patches import PatchSet
 from hotspa_plugin.integrations.megatron import layout_reader
 from hotspa_plugin.integrations.megatron.home import gather_reduced_gradients
 from hotspa_plugin.runtime.global_view import gather_global, load_global
+from hotspa_plugin.runtime.layout_gathering import gather_layout
 
 
 class Recorder:
@@ -58,7 +59,7 @@ class Recorder:
         from megatron.core import mpu
 
         dp_rank = mpu.get_data_parallel_rank()
-        self._layout = layout_reader.gather_layout("recorded", layout_reader.read_rank(bare, config, dp_rank), dp_rank)
+        self._layout = gather_layout("recorded", layout_reader.read_rank(bare, config, dp_rank), dp_rank)
         self._parameters = layout_reader.named_parameters(bare)
         if self._start is not None:
             self._start_from(self._start, optimizer)
