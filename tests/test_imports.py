@@ -25,7 +25,7 @@ FORBIDDEN = {
     "runtime": {"cpu"},
 }
 MAY_IMPORT_DISTRIBUTED = (
-    "resharding.executor", "resharding.measure", "resharding.transports", "process_groups.registry", "data.exchange",
+    "resharding.executor", "resharding.transports", "process_groups.registry", "data.exchange",
     "runtime", "integrations", "deepspeed", "megatron_adaptor", "launch", "fuzz", "cli",
 )  # fmt: skip
 FRAMEWORKS = {"megatron", "deepspeed"}

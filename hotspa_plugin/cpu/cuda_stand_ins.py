@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-DEVICE_INDEX = 0
-
 
 class Stream:
     """A stream on which everything has already happened."""

@@ -24,7 +24,6 @@ from hotspa_plugin.data.micro_batch import (
     pack_micro_batch,
     pad_micro_batch,
 )
-from hotspa_plugin.data.opening import open_source
 from hotspa_plugin.data.overlong import LimitedSource, OverlongCounts, OverlongPolicy
 from hotspa_plugin.data.sampler import GlobalBatchSampler
 from hotspa_plugin.data.sequences import (
@@ -65,7 +64,6 @@ __all__ = [
     "bucket_of_lengths",
     "draw_lengths",
     "num_target_tokens",
-    "open_source",
     "pack_micro_batch",
     "pad_micro_batch",
     "read_lengths",

@@ -156,14 +156,14 @@ class PythonLibrary:
     """The top-level functions and classes of the running interpreter's standard library, one document each.
 
     Real text on every machine: mostly short, with a heavy tail. Decorators belong to the document. The order is that
-    of sorted module paths, then of lines. Installed packages are never read, test folders only with
-    ``include_tests``. A file that does not parse (some tests do not on purpose) is left out and counted in
-    ``num_unparsed``. All text (about 9 MB without tests) is held in memory; reading it takes a second or two.
+    of sorted module paths, then of lines. Installed packages and test folders are never read. A file that does not
+    parse is left out and counted in ``num_unparsed``. All text (about 9 MB) is held in memory; reading it takes a
+    second or two.
     """
 
-    def __init__(self, *, include_tests: bool = False, max_files: int | None = None) -> None:
+    def __init__(self, *, max_files: int | None = None) -> None:
         root = Path(sysconfig.get_paths()["stdlib"])
-        skipped = NOT_LIBRARY_FOLDERS if include_tests else NOT_LIBRARY_FOLDERS | TEST_FOLDERS
+        skipped = NOT_LIBRARY_FOLDERS | TEST_FOLDERS
         files: list[Path] = []
         for folder, subfolders, names in os.walk(root):
             subfolders[:] = [name for name in subfolders if name not in skipped]

@@ -32,7 +32,7 @@ def balanced_routes(
     demands = gather_demands(cells, range(cells.num_groups) if groups is None else groups, source_allowed)
     classes = classify_nodes(source, destination, node_of_rank, card_of_rank)
     balance = solve_balance(demands, classes)
-    parts = [_local(demand, cells, source, destination) for demand in demands]
+    parts = [_local(demand, source, destination) for demand in demands]
     entries: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
     for flow in balance.flows:
         _inside(flow, demands[flow.demand], classes[flow.node_class], cells, parts, entries)
@@ -47,7 +47,7 @@ def _member_mask(holdings: frozenset[int], count: int) -> np.ndarray:
     return mask
 
 
-def _local(demand: Demand, cells: CellTable, source: ShardLayout, destination: ShardLayout) -> Routes:
+def _local(demand: Demand, source: ShardLayout, destination: ShardLayout) -> Routes:
     has = _member_mask(demand.sources, len(source.holdings))[source.holding_of_rank]
     wants = _member_mask(demand.destinations, len(destination.holdings))[destination.holding_of_rank]
     ranks = np.flatnonzero(has & wants)

@@ -221,7 +221,7 @@ class BucketLoop:
             with self._phase("switch", step, **run.about) as span:
                 busy = self.switcher.enter(label)
             run.switch_s, run.moved_there = span.seconds, self.switcher.switch_bytes(label)
-            run.switch_hidden_s = self._record_hidden("switch", step, run, busy, waited_from_ns)
+            run.switch_hidden_s = self._record_hidden("switch", run, busy, waited_from_ns)
             if following is not None and not following.at_home:
                 self.switcher.prefetch(following.runner.label)
         with self._phase("compute", step, **run.about) as span:
@@ -242,11 +242,9 @@ class BucketLoop:
             with self._phase("flush", step, **run.about) as span:
                 busy = self.switcher.finish_flush(label)
             run.flush_s += span.seconds
-            run.flush_hidden_s = self._record_hidden("flush", step, run, busy, waited_from_ns)
+            run.flush_hidden_s = self._record_hidden("flush", run, busy, waited_from_ns)
 
-    def _record_hidden(
-        self, name: str, step: int, run: _BucketRun, busy: Sequence[Interval], waited_from_ns: int
-    ) -> float:
+    def _record_hidden(self, name: str, run: _BucketRun, busy: Sequence[Interval], waited_from_ns: int) -> float:
         """Notes what ran beside other work before this rank began to wait for it; returns the seconds."""
         hidden_ns = 0
         for start_ns, end_ns in busy:

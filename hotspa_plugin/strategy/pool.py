@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import hashlib
 import json
@@ -194,11 +193,6 @@ class StrategyPool:
                 f"pool: strategy {first}: tp*pp*cp = {first.num_ranks_per_replica} does not divide the world size "
                 f"{world_size}; for the whole pool use {fits} ranks, or choose another strategy"
             )
-
-    def bucket_of(self, length: int) -> int | None:
-        """Index of the first entry whose bound is at least ``length`` tokens; None where none is."""
-        index = bisect.bisect_left(self.bounds_tokens, length)
-        return index if index < len(self.entries) else None
 
     def digest(self) -> str:
         """Hex SHA-256 of all that the pool says, equal on all ranks that agree."""

@@ -1,29 +1,12 @@
-"""The machines below the ranks: nodes, network cards and, where known, link bandwidths."""
+"""The machines below the ranks: nodes and their network cards."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
-import pathlib
 
 import numpy as np
-import pydantic
-import yaml
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Links:
-    """Bandwidths in bytes per second, one way: of a rank inside its node, of a network card across nodes."""
-
-    intra_node_bytes_per_s: float
-    inter_node_bytes_per_s: float
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"cluster: {field.name} is {value}, but must be a positive number of bytes per second")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +20,6 @@ class Cluster:
     num_ranks: int
     ranks_per_node: int | None = None
     cards_per_node: int = 1
-    links: Links | None = None
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is None:
@@ -66,33 +48,6 @@ class Cluster:
         """Network card of every rank, counted over the whole cluster, int32 of shape ``[num_ranks]``."""
         return (np.arange(self.num_ranks) // (self.ranks_per_node // self.cards_per_node)).astype(np.int32)
 
-    @classmethod
-    def from_config(cls, config: object) -> Cluster:
-        """Reads a cluster from a mapping with this class's field names (``links`` with those of Links)."""
-        try:
-            read = _ClusterConfig.model_validate(config)
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "top level"
-            raise ValueError(f"cluster: {where}: {first['msg']} (got {first['input']!r})") from None
-        links = None if read.links is None else Links(**read.links.model_dump())
-        return cls(**read.model_dump(exclude={"links"}), links=links)
-
-    @classmethod
-    def from_yaml(cls, path: str | pathlib.Path) -> Cluster:
-        """Reads a YAML file whose content ``from_config`` takes; ValueError naming the file otherwise."""
-        try:
-            text = pathlib.Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"cluster file {path}: {error.strerror or error}") from None
-        try:
-            return cls.from_config(yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            problem = " ".join(str(error).split())
-            raise ValueError(f"cluster file {path}: not YAML: {problem}") from None
-        except ValueError as error:
-            raise ValueError(f"cluster file {path}: {error}") from None
-
 
 def cards_of_nodes(node_of_rank: np.ndarray, cards_per_node: int) -> np.ndarray:
     """Network card of every rank, numbered over all nodes, where each node's ranks share its cards evenly.
@@ -110,19 +65,3 @@ def cards_of_nodes(node_of_rank: np.ndarray, cards_per_node: int) -> np.ndarray:
             )
         cards[ranks] = node * cards_per_node + np.arange(len(ranks)) // (len(ranks) // cards_per_node)
     return cards
-
-
-class _LinksConfig(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-    intra_node_bytes_per_s: float
-    inter_node_bytes_per_s: float
-
-
-class _ClusterConfig(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-    num_ranks: int
-    ranks_per_node: int | None = None
-    cards_per_node: int = 1
-    links: _LinksConfig | None = None

@@ -16,7 +16,6 @@ from hotspa_plugin.data import (
     JsonTokenLines,
     TextFolder,
     TokenizedSource,
-    open_source,
 )
 
 
@@ -236,25 +235,3 @@ def test_bad_tokenizer_files_are_refused(tmp_path, tokenizer_file):
         HuggingFaceTokenizer(tmp_path / "bad.json")
     with pytest.raises(ValueError, match="has no token '<eod>' to end documents with"):
         HuggingFaceTokenizer(tokenizer_file, end_of_document="<eod>")
-
-
-# --- opening by what it is -----------------------------------------------------------------------
-
-
-def test_open_source_finds_the_kind(tmp_path):
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "a").write_text("abc")
-    (tmp_path / "s.idx").write_bytes(raw_index([2, 3], [0, 1, 2]))
-    (tmp_path / "s.bin").write_bytes(np.arange(5, dtype="<i4").tobytes())
-    lines(tmp_path / "t.jsonl", {"text": "ab", "tokens": [1, 2, 3]})
-    assert open_source(tmp_path / "text").lengths.tolist() == [3]
-    assert open_source(tmp_path / "text" / "a").lengths.tolist() == [3]
-    assert open_source(tmp_path / "t.jsonl").lengths.tolist() == [2]
-    assert open_source(tmp_path / "t.jsonl", tokens_field="tokens", vocab_size=4).lengths.tolist() == [3]
-    for name in ("s", "s.bin", "s.idx"):
-        assert open_source(tmp_path / name, vocab_size=5).lengths.tolist() == [2, 3]
-    with pytest.raises(ValueError, match="holds token ids: give the vocabulary size"):
-        open_source(tmp_path / "s")
-    with pytest.raises(ValueError, match="nothing: no such folder or file"):
-        open_source(tmp_path / "nothing")
-    assert len(open_source("python").lengths) > 1000

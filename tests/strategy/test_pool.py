@@ -149,12 +149,6 @@ def test_learned_positions_at_the_bound_fit():
     StrategyPool.parse("tp1:1024").check(world_size=1, model=shape(learned_positions=True, max_positions=1024))
 
 
-def test_bucket_of():
-    pool = StrategyPool.parse(SPEC)
-    lengths = [1, 4096, 4097, 16384, 16385, 32768, 32769]
-    assert [pool.bucket_of(length) for length in lengths] == [0, 0, 1, 1, 2, 2, None]
-
-
 def test_digest_tells_pools_apart_and_nothing_else():
     pool = StrategyPool.parse(SPEC)
     assert pool.digest() == StrategyPool.parse(SPEC.replace(" ", ", ")).digest()

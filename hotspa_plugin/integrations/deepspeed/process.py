@@ -9,7 +9,7 @@ import warnings
 import torch
 
 
-def prepare_process(*, quiet: bool = True) -> None:
+def prepare_process() -> None:
     """Chooses DeepSpeed's CPU accelerator where there is no CUDA, without its compiled shared-memory op.
 
     That op takes most of a minute to compile, and torch.distributed does its work as well. Changes nothing where
@@ -23,6 +23,5 @@ def prepare_process(*, quiet: bool = True) -> None:
 
     if on_cpu:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if quiet:
-        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.")
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.")

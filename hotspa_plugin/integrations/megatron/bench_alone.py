@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from hotspa_plugin.integrations.megatron.bench_train import Contender, TimedStep, entered, random_batch
 from hotspa_plugin.integrations.megatron.link_profiling import largest_of_ranks
