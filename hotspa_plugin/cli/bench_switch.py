@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hotspa_plugin.cli import options
+from hotspa_plugin.cli import planning_options as shared
 
 MEASURE = "hotspa_plugin.integrations.megatron.switch_measurement:measure_cases"
 NODE_MEASUREMENT = "hotspa_plugin.integrations.megatron.node_measurement"
@@ -31,10 +32,8 @@ DEFAULT_ON_NODES = "tp4:tp1,tp2pp2:tp1"
 @click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write a picture (SVG) of who sends what to whom in the first planned case.")  # fmt: skip
 @click.option("--no-plans", is_flag=True, help="Measure only.")
-@click.option("--nodes", "num_nodes", type=click.IntRange(1, 2), default=1, show_default="1", metavar="N",
-              help="2: measure policies and overlap on two nodes: network namespaces, which need root.")  # fmt: skip
-@click.option("--link-mbit", type=click.FloatRange(min=0, min_open=True), metavar="M",
-              help="Speed of the link between the two nodes, megabits a second each way.")  # fmt: skip
+@shared.nodes_option
+@shared.link_option
 @click.option("--timeline", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="With two nodes: write a picture (SVG) of a step with overlap there.")  # fmt: skip
 @options.timeout_option
@@ -68,8 +67,8 @@ def switch(
     console = Console()
     if console.width < _TABLE_WIDTH:
         console.width = _TABLE_WIDTH  # a narrow terminal breaks lines, which still says more than cut figures
-    if (num_nodes == 2) != (link_mbit is not None):
-        raise ValueError("--nodes 2 and --link-mbit M belong together: give both or neither")
+    shared.check_output(json_path)
+    shared.checked_link(num_nodes, link_mbit, num_ranks)
     if picture is not None and no_plans:
         raise ValueError("--picture shows a planned case: leave --no-plans out")
     if timeline is not None and num_nodes == 1:
@@ -87,7 +86,7 @@ def switch(
         cases = _parse_cases(measured or DEFAULT_ON_NODES, num_ranks)
         found["nodes"] = _measure_nodes(console, num_ranks, link_mbit, cases, num_rounds, timeline, timeout_s)
     if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        shared.write_text(json_path, json.dumps(found, indent=1))
 
 
 def _plan(console: Any, num_ranks: int | None, model: str | None, policies: Sequence[str]) -> list[dict[str, Any]]:
@@ -155,9 +154,9 @@ def _measure_nodes(
         WorkerPool(num_ranks, device="cpu", collective_timeout_s=timeout_s, call_timeout_s=None,
                    networks=nodes.networks(num_ranks)) as workers,
     ):  # fmt: skip
-        shared = (sizes, cases, num_rounds, num_ranks // 2)
+        common = (sizes, cases, num_rounds, num_ranks // 2)
         policies = workers.run_positional(
-            f"{NODE_MEASUREMENT}:measure_policies", [(rank, num_ranks, *shared) for rank in range(num_ranks)]
+            f"{NODE_MEASUREMENT}:measure_policies", [(rank, num_ranks, *common) for rank in range(num_ranks)]
         )[0]
         console.print(_table("Policies, medians in seconds", policies, _POLICY_COLUMNS))
         case = OverlapCase(ranks_per_node=num_ranks // 2)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotspa_plugin.cli import options
+from hotspa_plugin.runtime.rank_failure import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from hotspa_plugin.fuzz.campaign import Failure
     from hotspa_plugin.fuzz.outcome import Outcome
 
-EXIT_INTERRUPTED = 130
 FORMAT = "hotspa fuzz"
 KINDS = {"switches": ("switch",), "steps": ("step",), "both": ("switch", "step")}
 

@@ -21,8 +21,7 @@ from hotspa_plugin.cli.report import report
 from hotspa_plugin.cli.simulate import simulate
 from hotspa_plugin.cli.train import train
 from hotspa_plugin.cli.verify import verify
-
-EXIT_FAILURE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+from hotspa_plugin.runtime.rank_failure import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, explain
 
 
 class _Commands(click.Group):
@@ -86,8 +85,6 @@ def run(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except Exception as error:
-        from hotspa_plugin.runtime.rank_failure import explain
-
         explained = explain(error)
         if explained is None:
             raise  # a bug: its traceback is wanted

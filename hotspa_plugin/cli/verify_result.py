@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from hotspa_plugin.cli import planning_options
 
 FORMAT = "hotspa verify"
 
@@ -59,12 +60,7 @@ def print_result(result: Mapping[str, Any], dtype: str, seconds: float) -> None:
 
 def check_json_path(path: Path, *, force: bool, format: str = FORMAT) -> None:
     """Raises ValueError, before anything runs, where the result cannot or should not be written to ``path``."""
-    if not path.parent.is_dir():
-        raise ValueError(f"--json {path}: there is no folder {path.parent}; make it first")
-    if path.is_dir():
-        raise ValueError(f"--json {path}: is a folder; name a file in it")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"--json {path}: cannot be written; choose another place")
+    planning_options.check_output(path)
     if path.exists() and not force and not _is_result(path, format):
         raise ValueError(
             f"--json {path}: holds something else than a result of {format}; choose another name or add --force"
@@ -83,15 +79,7 @@ def write_json(
     path: Path, result: Mapping[str, Any], settings: Mapping[str, Any], *, format: str = FORMAT
 ) -> None:
     """Writes the result whole or not at all. Numbers that are not finite become text, which JSON allows."""
-    content = _as_json({"format": format, **result, "settings": settings})
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")  # with the permissions that the user's umask leaves
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    planning_options.write_json(path, _as_json({"format": format, **result, "settings": settings}))
 
 
 def _as_json(value: Any) -> Any:
