@@ -11,7 +11,8 @@ MAKEFLAGS += --no-print-directory
 help:
 	@echo "make demo       train a tiny model under several strategies and compare with static ones"
 	@echo "make test       run the core tests under each supported Python that is installed"
-	@echo "make test-all   run these, then the slow tests"
+	@echo "make test-slow  run the slow tests"
+	@echo "make test-all   run both"
 	@echo "make test-te    build TransformerEngine (20 minutes the first time) and test models of its layers"
 	@echo "make compatibility  write the table of tested versions from what these runs recorded"
 	@echo "make setup      only set up the environment"

@@ -35,8 +35,8 @@ DEFAULT_PRESET = "tiny-llama"
     default=DEFAULT_PRESET,
     show_default=True,
     metavar="NAME",
-    help="tiny-llama, tiny-gpt, or a configuration file with a model section; under DeepSpeed also hf-llama, hf-mistral, "
-    "hf-qwen2 or hf-qwen3.",
+    help="tiny-llama, tiny-gpt, or a configuration file with a model section; under DeepSpeed also hf-<family>, such as "
+    "hf-llama (docs/deepspeed.md lists them).",
 )
 @options.engine_option
 @click.option(
