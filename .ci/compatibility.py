@@ -19,9 +19,9 @@ PACKAGES = ["python", "torch", "megatron-core", "deepspeed", "transformers", "tr
 HEAD = """# Tested versions
 
 Every line is a run of the tests that ended without a failure, the last one for its versions. *core* is `make test`,
-*slow* `make test-all`, *te* `make test-te`; other names say which files ran. Skipped tests need a GPU, a package that the
-line does not have, or more minutes than the run was given. A start with other versions warns, and refuses those known not
-to work; `hotspa doctor` says the same beforehand.
+*slow* `make test-all`, *te* `make test-te`; other names say which files ran. Skipped tests need a GPU, a package that
+the line does not have, or more minutes than the run was given. A start with other versions warns, and refuses those
+known not to work; `hotspa doctor` says the same beforehand.
 
 """
 

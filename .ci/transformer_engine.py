@@ -41,7 +41,8 @@ def set_up(base, path):
     if stamp.exists() and stamp.read_text() == digest:
         return venv
     cuda = cuda_home()
-    environment.run_step(venv, f"making a virtual environment beside {base.name}", [path, "-m", "venv", "--clear", str(venv)])
+    making = [path, "-m", "venv", "--clear", str(venv)]
+    environment.run_step(venv, f"making a virtual environment beside {base.name}", making)
     (packages,) = base.glob("lib/python3.*/site-packages")
     (own,) = venv.glob("lib/python3.*/site-packages")
     (own / "shared.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n")

@@ -56,8 +56,8 @@ def judge(package: str, version: str) -> Verdict:
     if release is not None and release < tested.least:
         return Verdict(
             status="refused",
-            text=f"{package} {version} is too old ({tested.why}): install {tested.least[0]}.{tested.least[1]} or newer, "
-            f"best one of the tested releases {tested}",
+            text=f"{package} {version} is too old ({tested.why}): install {tested.least[0]}.{tested.least[1]} or "
+            f"newer, best one of the tested releases {tested}",
         )
     return Verdict(
         status="untested",
@@ -66,7 +66,7 @@ def judge(package: str, version: str) -> Verdict:
 
 
 def check_start(versions: Mapping[str, str]) -> None:
-    """Warns (on rank 0) of packages in versions that were not tested. Raises RuntimeError for those that cannot work."""
+    """Warns (on rank 0) of versions that were not tested. Raises RuntimeError for those that cannot work."""
     for package, version in versions.items():
         verdict = judge(package, version)
         if verdict.status == "refused":

@@ -46,7 +46,7 @@ SLOW, SLOW_ROUNDS = 3.0, 2
 @options.timeout_option
 @shared.json_option
 @click.option("--alone", is_flag=True,
-              help="Also measure each bucket of the hot steps by itself, under every strategy that holds it.")  # fmt: skip
+              help="Also measure each bucket of hot steps by itself, under every strategy that holds it.")  # fmt: skip
 @click.option("--pictures", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="Folder for SVG pictures: tokens per second, and lengths with bounds.")  # fmt: skip
 def bench_train(
@@ -163,7 +163,8 @@ def bench_train(
 def _compare_prediction(result: dict[str, Any]) -> None:
     """Adds what was predicted for hot against static, and whether the order came out so (a tie contradicts nothing)."""
     seconds = {
-        kind: [entry["predicted_step_s"] for entry in result["runs"] if entry["kind"] == kind] for kind in ("hot", "static")
+        kind: [entry["predicted_step_s"] for entry in result["runs"] if entry["kind"] == kind]
+        for kind in ("hot", "static")
     }
     ratio = min(seconds["static"]) / seconds["hot"][0]
     measured = result["hot_over_best_static"]
@@ -331,7 +332,8 @@ def _print(result: dict[str, Any], print_table: Any) -> None:
         rows.append(
             [label, f"{entry['tokens_per_s']:,.0f}", f"{entry['padding_fraction']:.1%}",
              f"{entry['exposed_switch_fraction']:.1%}", f"{entry['peak_memory_bytes'] / 1e9:.2f}",
-             "–" if predicted is None else f"{predicted / mean_s:.2f}", f"{entry['loss']:.5g}", str(len(entry["step_s"]))]
+             "–" if predicted is None else f"{predicted / mean_s:.2f}", f"{entry['loss']:.5g}",
+             str(len(entry["step_s"]))]
         )  # fmt: skip
     columns = ("run", "tokens/s", "padding", "switching", "GB a rank", "predicted / measured", "loss", "rounds")
     print_table(f"{result['name']}, {result['nodes']} node{'s' if result['nodes'] > 1 else ''}", columns, rows)
@@ -342,7 +344,8 @@ def _print(result: dict[str, Any], print_table: Any) -> None:
             click.echo(f"  hot over {said}: {result[key]:.3f} ({low:.3f} to {high:.3f} over rounds{tie})")
     if result["order_as_predicted"] is not None:
         as_predicted = "as predicted" if result["order_as_predicted"] else "NOT as predicted"
-        click.echo(f"  order {as_predicted}: hot over static was predicted {result['predicted_hot_over_best_static']:.3f}")
+        predicted = result["predicted_hot_over_best_static"]
+        click.echo(f"  order {as_predicted}: hot over static was predicted {predicted:.3f}")
     if result.get("hot_over_buckets_alone") is not None:
         click.echo(
             f"  a hot step takes {result['hot_over_buckets_alone']:.3f} times its buckets' best strategies alone, "

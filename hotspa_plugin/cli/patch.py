@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
-_tree = click.option("--tree", "--dir", "tree", required=True, type=click.Path(path_type=Path), help="A Megatron-LM tree.")
+_tree = click.option(
+    "--tree", "--dir", "tree", required=True, type=click.Path(path_type=Path), help="A Megatron-LM tree."
+)
 
 
 @click.group()

@@ -11,7 +11,9 @@ from hotspa_plugin.cli import planning_options as shared
 
 
 @click.command()
-@click.option("--model", "model_name", required=True, metavar="NAME|FILE", help="llama-7b, a preset, or a configuration.")
+@click.option(
+    "--model", "model_name", required=True, metavar="NAME|FILE", help="llama-7b, a preset, or a configuration."
+)
 @click.option("--gpus", "num_ranks", type=click.IntRange(min=1), required=True, metavar="N", help="Ranks to plan for.")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), metavar="N", help="[default: the profile's]")
 @click.option(

@@ -27,7 +27,8 @@ WANTED_ERROR = 0.1  # of the fits on unseen lengths
 @click.option("--longest", type=click.IntRange(min=256), default=4096, show_default=True, metavar="TOKENS",
               help="Longest sequence to measure.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True, metavar="N",
-              help="Measurements of each length, of which the fastest counts; fewer of those that take seconds.")  # fmt: skip
+              help="Measurements of each length, of which the fastest counts; "
+              "fewer of those that take seconds.")  # fmt: skip
 @click.option("--strategies", metavar="SPEC,...", help="Only these.  [default: all that fit model and ranks]")
 @click.option("--dtype", type=click.Choice(["fp32", "bf16"]), help="[default: the configuration's, else fp32]")
 @click.option("--distributed-optimizer", is_flag=True, help="Shard optimizer state over data parallel.")

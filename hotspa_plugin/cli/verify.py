@@ -35,8 +35,8 @@ DEFAULT_PRESET = "tiny-llama"
     default=DEFAULT_PRESET,
     show_default=True,
     metavar="NAME",
-    help="tiny-llama, tiny-gpt, or a configuration file with a model section; under DeepSpeed also hf-<family>, such as "
-    "hf-llama (docs/deepspeed.md lists them).",
+    help="tiny-llama, tiny-gpt, or a configuration file with a model section; under DeepSpeed also hf-<family>, such "
+    "as hf-llama (docs/deepspeed.md lists them).",
 )
 @options.engine_option
 @click.option(
@@ -131,15 +131,17 @@ def verify(
         seed=seed,
     )
     click.echo(
-        f"{model_name if hugging_face else model.name}, {dtype}, {packing}, {num_ranks} ranks, pool {pool}, home {pool.home}; "
+        f"{model_name if hugging_face else model.name}, {dtype}, {packing}, {num_ranks} ranks, pool {pool}, "
+        f"home {pool.home}; "
         f"{num_steps} {'step' if num_steps == 1 else 'steps'} of {len(lengths)} sequences with {sum(lengths)} tokens"
     )
     started_s = time.monotonic()
+    accelerator = {"DS_ACCELERATOR": "cpu"} if engine == "deepspeed" and device == "cpu" else {}
     with WorkerPool(
         num_ranks,
         extra_reference=True,
         device=device,
-        env=options.quiet_environment() | ({"DS_ACCELERATOR": "cpu"} if engine == "deepspeed" and device == "cpu" else {}),
+        env=options.quiet_environment() | accelerator,
         collective_timeout_s=timeout_s,
         call_timeout_s=None,
     ) as workers:

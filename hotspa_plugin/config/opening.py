@@ -29,8 +29,10 @@ def open_data(config: DataConfig, *, bound_tokens: int, vocab_size: int | None =
 def _open(config: DataConfig, vocab_size: int | None) -> SequenceSource:
     if config.source == "megatron":
         if vocab_size is None:
-            raise ValueError("model.vocab_size is missing: source megatron holds token ids, so give the vocabulary size "
-                             "they were written with")
+            raise ValueError(
+                "model.vocab_size is missing: source megatron holds token ids, so give the vocabulary size they were "
+                "written with"
+            )
         return IndexedDatasetSource(config.path, vocab_size=vocab_size)
     if config.tokenizer == "bytes":
         tokenizer = ByteTokenizer(end_of_document=bool(config.end_of_document))

@@ -126,8 +126,8 @@ class RunConfig(Section):
     """How long, where to, in which type. ``switch_memory_mb`` bounds the extra memory of one switch (MiB).
 
     ``profile`` and ``memory_limit_gb`` (10^9 bytes of a rank; None: the machine's) are for what is planned:
-    ``pool: auto`` and ``data.assignment: batch``. A profile that is not there is measured at start, and kept in that place (None: in
-    the user's cache folder).
+    ``pool: auto`` and ``data.assignment: batch``. A profile that is not there is measured at start, and kept in that
+    place (None: in the user's cache folder).
     """
 
     steps: Count = 20

@@ -42,12 +42,14 @@ def rate_at(rates: Sequence[Rate], num_ranks: int) -> float:
 class CommunicationModel:
     """Prices the bytes of this project's own reshard plans by the links of a profile.
 
-    Plans are made once per pair of (tp, pp) and kept. The time of a plan is: a latency per hop; what the busiest network
-    card passes between nodes; what the busiest rank sends or receives at all, at the rate inside a node; and the copies
-    in a rank's own memory. The parts are added, since a hop inside a node waits for the one between nodes.
+    Plans are made once per pair of (tp, pp) and kept. The time of a plan is: a latency per hop; what the busiest
+    network card passes between nodes; what the busiest rank sends or receives at all, at the rate inside a node; and
+    the copies in a rank's own memory. The parts are added, since a hop inside a node waits for the one between nodes.
     """
 
-    def __init__(self, profile: Profile, *, num_ranks: int, ranks_per_node: int | None = None, policy: str = "balanced"):
+    def __init__(
+        self, profile: Profile, *, num_ranks: int, ranks_per_node: int | None = None, policy: str = "balanced"
+    ) -> None:
         links = profile.links
         self._profile, self._policy = profile, policy
         ranks_per_node = min(ranks_per_node or profile.machine.ranks_per_node, num_ranks)
@@ -107,7 +109,7 @@ class CommunicationModel:
     def least_transition_s(
         self, home_parameters: int, strategy_parameters: int, *, gradient_bytes: int = 4
     ) -> float:
-        """A lower bound of a transition's seconds from the parameters that a rank holds under both: what it must lack."""
+        """A lower bound of a transition's seconds, from the parameters of a rank under both: what it must lack."""
         both_bytes = self._profile.memory.parameter_bytes + gradient_bytes
         lacking = max(0, strategy_parameters - home_parameters)
         return both_bytes * (

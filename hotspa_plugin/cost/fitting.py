@@ -31,7 +31,9 @@ def fit_time(lengths: Sequence[int], seconds: Sequence[float]) -> MicroBatchCost
     """
     s, t = np.asarray(lengths, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     if len(np.unique(s)) < 2 or not np.all(t > 0):
-        raise ValueError(f"times {list(seconds)} of lengths {list(lengths)}: a fit needs two lengths and positive times")
+        raise ValueError(
+            f"times {list(seconds)} of lengths {list(lengths)}: a fit needs two lengths and positive times"
+        )
     # columns of like size, so that the solver's tolerance means the same for all
     scale = np.array([s.max() ** 2, s.max(), 1.0])
     matrix = np.stack([s**2, s, np.ones_like(s)], axis=1) / scale

@@ -193,8 +193,8 @@ class Profile(Figures):
         measured = self.machine
         if measured.num_ranks is not None and num_ranks != measured.num_ranks:
             raise ValueError(
-                f"profile of {measured.name} was measured with {measured.num_ranks} ranks and holds for no other number, "
-                f"but {num_ranks} were asked for; measure again with --ranks {num_ranks}"
+                f"profile of {measured.name} was measured with {measured.num_ranks} ranks and holds for no other "
+                f"number, but {num_ranks} were asked for; measure again with --ranks {num_ranks}"
             )
         if ranks_per_node > measured.ranks_per_node:
             raise ValueError(

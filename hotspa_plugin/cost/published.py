@@ -1,4 +1,4 @@
-"""Published figures of LLaMA models on A800 clusters as profiles, so that a cluster can be planned for without having it.
+"""Published figures of LLaMA models on A800 clusters as profiles, to plan for a cluster without having it.
 
 The stage times and activation sizes are Hydraulis's, the bandwidths FlexSP's; the package data names the sources. What
 they lack is extrapolated here and marked so in every profile: see ``_EXTRAPOLATED`` and ``_with_recomputation``.
@@ -126,7 +126,9 @@ def _with_recomputation(model: ModelSizes, stage: StageFigures) -> StageFigures:
             "c_s": stage.c_s * _RECOMPUTATION,
             "activation_bytes_per_token": kept + one_layer + logits,
             "origin": "extrapolated",
-            "note": "; ".join(filter(None, [stage.note, "4/3 of the time without recomputation; inputs of layers kept"])),
+            "note": "; ".join(
+                filter(None, [stage.note, "4/3 of the time without recomputation; inputs of layers kept"])
+            ),
         }
     )
 
@@ -141,7 +143,8 @@ def _links() -> LinkFigures:
     bandwidths = _read("cluster_bandwidths.json")
     all_to_all = {int(n): rate * GIGA for n, rate in bandwidths["all_to_all_GBps"].items()}
     reduce_rates = bandwidths["all_reduce_bus_GBps"]
-    between = {"2_across": 1, "4_across": 2, "8_across": 4, "16": 8}  # group in the file: its ranks in each of two nodes
+    # Group in the file: its ranks in each of two nodes.
+    between = {"2_across": 1, "4_across": 2, "8_across": 4, "16": 8}
 
     def rates(values: dict[int, float]) -> tuple[Rate, ...]:
         return tuple(Rate(num_ranks=n, bytes_per_s=rate) for n, rate in sorted(values.items()))

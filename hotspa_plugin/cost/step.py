@@ -28,5 +28,5 @@ class StepTime:
 
 
 def exposed_reduce_s(reduce_s: float, *, overlaps: bool, last_micro_batch_s: float) -> float:
-    """What is left of a reduction that starts with the backward (two thirds) of the last micro-batch, if it overlaps."""
+    """Seconds left of a reduction that, if it overlaps, starts with the backward (2/3) of the last micro-batch."""
     return max(0.0, reduce_s - last_micro_batch_s * 2 / 3) if overlaps else reduce_s

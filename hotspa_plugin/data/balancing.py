@@ -62,7 +62,7 @@ def _best_fit(items: Sequence[int], lengths: Sequence[int], capacity_tokens: int
 def _even_bins(
     items: Sequence[int], lengths: Sequence[int], costs: Sequence[float], capacity_tokens: int, num_bins: int
 ) -> list[list[int]] | None:
-    """Packs items, dearest first, into ``num_bins`` bins of about equal cost; None where this greedy way finds no room."""
+    """Packs items, dearest first, into ``num_bins`` bins of about equal cost; None where that finds no room."""
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     room = [capacity_tokens] * num_bins
     heap = [(0.0, index) for index in range(num_bins)]
@@ -145,7 +145,7 @@ class _Packer:
         return min(tried.values(), key=lambda packing: packing[0])
 
     def evened(self, bins: list[list[int]]) -> list[list[int]]:
-        """The same items in as many micro-batches of about equal cost, where that finds room: the peak of memory falls."""
+        """The same items in as many micro-batches of about equal cost, where there is room: memory's peak falls."""
         if len(bins) < 2 or self._num_stages > 1:
             return bins
         items = sorted(i for b in bins for i in b)

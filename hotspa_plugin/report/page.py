@@ -97,7 +97,8 @@ def color_rules(strategies: Sequence[str]) -> str:
     light = "".join(f"--c-{name}:{pair[0]};--t-{name}:{text_on(pair[0])};" for name, pair in colors.items())
     dark = "".join(f"--c-{name}:{pair[1]};--t-{name}:{text_on(pair[1])};" for name, pair in colors.items())
     rules = "".join(
-        f".{name}{{fill:var(--c-{name});background-color:var(--c-{name})}}.in.{name}{{fill:var(--t-{name});background:none}}"
+        f".{name}{{fill:var(--c-{name});background-color:var(--c-{name})}}"
+        f".in.{name}{{fill:var(--t-{name});background:none}}"
         f".s-{name}{{stroke:var(--c-{name})}}"
         for name in colors
     )

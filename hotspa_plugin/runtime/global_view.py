@@ -15,7 +15,9 @@ def shard_view(parameter: torch.Tensor, shard: Shard) -> torch.Tensor:
     return parameter.as_strided(shard.region.shape, shard.strides, parameter.storage_offset() + shard.storage_offset)
 
 
-def load_global(layout: ShardLayout, rank: int, values: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]) -> None:
+def load_global(
+    layout: ShardLayout, rank: int, values: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]
+) -> None:
     """Fills this rank's local tensors from whole global ones, by tensor name."""
     with torch.no_grad():
         for shard in layout.shards(rank):

@@ -18,9 +18,9 @@ class _Assigner(Protocol):
 class AheadAssigner:
     """Wraps an assigner: what ``prepare`` was told of is computed in a thread, and ``assign`` collects it.
 
-    ``assign`` without a matching ``prepare`` computes at once, so results never depend on what was prepared. The last two
-    batches are kept, so that the next one can be prepared before the current one is asked for; errors of the thread are
-    raised by ``assign``. Close it at the end, or use it as a context manager.
+    ``assign`` without a matching ``prepare`` computes at once, so results never depend on what was prepared. The last
+    two batches are kept, so that the next one can be prepared before the current one is asked for; errors of the thread
+    are raised by ``assign``. Close it at the end, or use it as a context manager.
     """
 
     def __init__(self, assigner: _Assigner) -> None:

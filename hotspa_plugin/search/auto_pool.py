@@ -60,7 +60,7 @@ def choose_pool(
 def assigner_for(
     profile: Profile, pool: StrategyPool, *, num_ranks: int, memory_limit_bytes: int | None, packing: Packing
 ) -> BatchAssigner:
-    """Assigns batches over a pool that the user gave. ValueError where the profile lacks a strategy or it does not fit."""
+    """Assigns batches over a given pool. ValueError where the profile lacks a strategy or it does not fit."""
     model = StepModel(profile, num_ranks=num_ranks, memory_limit_bytes=memory_limit_bytes)
     resolved = pool.check(world_size=num_ranks, model=profile.model.shape())
     return BatchAssigner(model.options(model.hot_pool(resolved.entries, resolved.home)), packing=packing)

@@ -1,8 +1,9 @@
 """Which strategy trains which sequence of one batch, chosen from the batch's actual lengths.
 
-The bounds of a pool are those of a typical batch. Here each batch gets its own: buckets are merged into another strategy
-where the switch costs more than it saves, sequences are promoted where a longer strategy has room, and the rest is the
-usual balancing. The choice uses figures that were fixed at start, never live timings, so that a resumed run repeats it.
+The bounds of a pool are those of a typical batch. Here each batch gets its own: buckets are merged into another
+strategy where the switch costs more than it saves, sequences are promoted where a longer strategy has room, and the
+rest is the usual balancing. The choice uses figures that were fixed at start, never live timings, so that a resumed run
+repeats it.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class BatchAssigner:
 
 
 def _cuts(lengths: np.ndarray, capacities: np.ndarray) -> np.ndarray:
-    """Lengths worth a bound: all of them in a small batch, else denser among the long ones; and what strategies hold."""
+    """Lengths worth a bound: all in a small batch, else denser among the long ones; and what strategies hold."""
     distinct = np.unique(lengths)
     if len(distinct) > MAX_CUTS:
         from_top = np.unique(np.rint(np.geomspace(1, len(distinct), MAX_CUTS)).astype(np.int64))
@@ -201,7 +202,7 @@ class _Work:
         return best
 
     def _moves(self, priced: _Priced) -> list[tuple[list[int], int]]:
-        """(samples, option) worth trying: whole replicas' work first, then what the slowest replicas do, dearest first."""
+        """(samples, option) worth trying: whole replicas' work first, then that of the slowest ones, dearest first."""
         lengths, found = self._lengths.tolist(), []
         for index, bucket in priced.buckets.items():
             slowest = int(np.argmax(bucket.replica_costs_s))

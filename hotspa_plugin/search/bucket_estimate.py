@@ -1,8 +1,8 @@
 """A quick estimate of the time that a bucket takes, for all buckets between given cuts at once.
 
-It replaces packing and balancing (``data.balancing``) by their bounds: an even division of the work, micro-batches filled
-to the brim, and the longest sequence where that is more. For batches with many sequences it is close; what the search
-chooses is priced by the real assignment afterwards.
+It replaces packing and balancing (``data.balancing``) by their bounds: an even division of the work, micro-batches
+filled to the brim, and the longest sequence where that is more. For batches with many sequences it is close; what the
+search chooses is priced by the real assignment afterwards.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class LengthTables:
 def estimate_s(
     count: np.ndarray, tokens: np.ndarray, squares: np.ndarray, longest: np.ndarray, num_big: np.ndarray, lane: Lane
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(compute, bubbles) in seconds of buckets with these counts, sums of lengths and of squares, and longest sequences.
+    """(compute, bubbles) in seconds of buckets with these counts, sums of lengths and of squares, and longest
+    sequences.
 
     ``num_big`` counts sequences over half a micro-batch, no two of which share one.
     """

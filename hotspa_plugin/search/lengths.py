@@ -37,8 +37,8 @@ class LengthSource:
         """Reads what ``--lengths`` names.
 
         That is: a distribution as ``draw_lengths`` reads it, a text file with one length a line (``.gz`` too), or a
-        JSON file with ``bins`` of ``over_tokens``, ``up_to_tokens`` (missing or null in an open last one: twice the lower
-        end is taken) and ``percent_of_sequences``, within which lengths are drawn evenly in their logarithm.
+        JSON file with ``bins`` of ``over_tokens``, ``up_to_tokens`` (missing or null in an open last one: twice the
+        lower end is taken) and ``percent_of_sequences``, within which lengths are drawn evenly in their logarithm.
         ValueError naming file and way out.
         """
         path = Path(given)

@@ -1,9 +1,9 @@
 """Finds the pool, its bounds and its home that minimise the expected time of a step, and the best static strategy.
 
 For each home that fits in memory a dynamic program over a grid of bounds picks the strategy of every bucket. It starts
-with lower bounds for the switches and replaces those that it wants to use by the cost of real reshard plans until nothing
-changes, so that few plans are made and the result is the program's optimum. The quick estimate of a bucket's time
-(``bucket_estimate``) serves here; the caller prices what is found by real assignments.
+with lower bounds for the switches and replaces those that it wants to use by the cost of real reshard plans until
+nothing changes, so that few plans are made and the result is the program's optimum. The quick estimate of a bucket's
+time (``bucket_estimate``) serves here; the caller prices what is found by real assignments.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class PoolSearch:
         self._longest = int(max(batch.max() for batch in batches))
         self._tables = LengthTables(batches, self._grid())
         count = self._tables.count
-        self._filled = (count[:, None, :] > count[:, :, None]).mean(axis=0)  # share of batches with a sequence in a bucket
+        # Share of batches with a sequence in a bucket.
+        self._filled = (count[:, None, :] > count[:, :, None]).mean(axis=0)
         self._bucket_s: dict[tuple[ParallelStrategy, int], np.ndarray] = {}
 
     @property
@@ -135,7 +136,7 @@ class PoolSearch:
         return cuts[cuts <= self._longest]
 
     def _mean_bucket_s(self, strategy: ParallelStrategy, capacity: int) -> np.ndarray:
-        """Mean seconds over batches of every bucket, shape ``[num_cuts, num_cuts]``; infinite where a bound does not fit."""
+        """Mean seconds over batches of every bucket, ``[num_cuts, num_cuts]``; infinite where a bound does not fit."""
         key = (strategy, min(capacity, 8 * self._longest))
         if key not in self._bucket_s:
             cost = self._model.profile.stage(strategy).cost

@@ -9,7 +9,15 @@ import numpy as np
 
 from hotspa_plugin.cost import published_profile
 from hotspa_plugin.search.paper import PaperSetting
-from hotspa_plugin.search.planning import CHECK_SEED, NUM_CHECK_BATCHES, WORTH_SWITCHING, Plan, Prediction, make_plan, predict
+from hotspa_plugin.search.planning import (
+    CHECK_SEED,
+    NUM_CHECK_BATCHES,
+    WORTH_SWITCHING,
+    Plan,
+    Prediction,
+    make_plan,
+    predict,
+)
 from hotspa_plugin.search.step_model import StepModel
 
 Draw = Callable[[int], np.ndarray]

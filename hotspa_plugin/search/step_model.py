@@ -76,7 +76,7 @@ class StepModel:
         return PlannedPool(entries=(entry,), home=strategy, micro_batch_tokens=(capacity,))
 
     def hot_pool(self, entries: Sequence[PoolEntry], home: ParallelStrategy) -> PlannedPool:
-        """A pool with micro-batches as large as memory allows. ValueError where a bound does not fit, with the figures."""
+        """A pool with micro-batches as large as memory allows. ValueError, with figures, where a bound does not fit."""
         capacities = []
         for entry in entries:
             capacity = self.memory.capacity_tokens(entry.strategy, home, hot=len(entries) > 1)

@@ -1,7 +1,7 @@
 """How a training script without length buckets lays a batch out, as the baseline to compare with.
 
-Rows are of one length, the context; they are dealt to data-parallel replicas in the order in which they come, one row to
-a micro-batch, as Megatron's samplers do.
+Rows are of one length, the context; they are dealt to data-parallel replicas in the order in which they come, one row
+to a micro-batch, as Megatron's samplers do.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def attend_documents(
     value: torch.Tensor,
     packed_seq_params: PackedSeqParams,
 ) -> torch.Tensor:
-    """``attend`` over each document alone. ``[tokens, heads, head_dim]`` each; returns ``[tokens, heads * head_dim]``."""
+    """``attend`` over each document alone, ``[tokens, heads, head_dim]``; returns ``[tokens, heads * head_dim]``."""
     lengths = torch.diff(packed_seq_params.cu_seqlens_q).tolist()
     documents = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
     return torch.cat([attend(q[:, None], k[:, None], v[:, None]) for q, k, v in documents]).flatten(1)

@@ -177,11 +177,11 @@ def run_workload(
     alone: BucketsAlone | None = None,
     tell: Callable[[str], None] = lambda said: None,
 ) -> tuple[dict[str, list[TimedStep]], dict[str, str]]:
-    """Every contender trains every batch, in turn; the first batch warms up (a few sequences do for those that take part
-    in few rounds) and is not kept.
+    """Every contender trains every batch, in turn; the first batch warms up (a few sequences do for those that take
+    part in few rounds) and is not kept.
 
-    Returns the timed steps by name, and why contenders were left out: those whose measured memory went over the limit in
-    any step. ``workers`` is a ``WorkerPool``. ``alone`` measures the buckets of each hot step by themselves.
+    Returns the timed steps by name, and why contenders were left out: those whose measured memory went over the limit
+    in any step. ``workers`` is a ``WorkerPool``. ``alone`` measures the buckets of each hot step by themselves.
     """
     here = __name__
     initial = str(Path(folder) / "initial.pt")
@@ -205,7 +205,8 @@ def run_workload(
                 taken = workers.run(f"{here}:step", name=name, number=number, lengths=given)[0]
                 if memory_limit_bytes is not None and taken.memory_bytes > memory_limit_bytes:
                     refused[name] = (
-                        f"took {taken.memory_bytes / 1e9:.3f} GB on a rank, over the limit of {memory_limit_bytes / 1e9:.3f}"
+                        f"took {taken.memory_bytes / 1e9:.3f} GB on a rank, over the limit of "
+                        f"{memory_limit_bytes / 1e9:.3f}"
                     )
                     workers.run(f"{here}:leave", names=[name])
                 elif number:

@@ -57,7 +57,9 @@ def read_about(checkpoint: Path) -> dict[str, Any]:
     try:
         return json.loads((checkpoint / _ABOUT).read_text())
     except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"checkpoint {checkpoint} cannot be read ({error}): name another one, or start afresh") from None
+        raise ValueError(
+            f"checkpoint {checkpoint} cannot be read ({error}): name another one, or start afresh"
+        ) from None
 
 
 def load(checkpoint: Path, trainer: Trainer) -> None:
@@ -69,8 +71,10 @@ def load(checkpoint: Path, trainer: Trainer) -> None:
     for key, what in (("home", "home strategy"), ("world_size", "number of ranks"), ("home_layout", "model")):
         if about.get(key) != here[key]:
             shown = f" ({about.get(key)} there, {here[key]} here)" if key != "home_layout" else ""
-            raise ValueError(f"checkpoint {checkpoint} was written by another {what}{shown}: resume with the one it was "
-                             "written by, or start a new run with --out")
+            raise ValueError(
+                f"checkpoint {checkpoint} was written by another {what}{shown}: resume with the one it was written "
+                "by, or start a new run with --out"
+            )
     state = torch.load(checkpoint / f"rank-{trainer.rank:05d}.pt", weights_only=True)
     with torch.no_grad():
         for name, parameter in trainer.home.parameters.items():

@@ -93,7 +93,9 @@ def static_config(config: TrainingConfig, plan: training_plan.TrainingPlan, stra
     return config.model_copy(update={"pool": pool, "home": None, "run": run})
 
 
-def run_hot(config: TrainingConfig, command: str, build: TrainerBuilder = training_run.build_trainer) -> list[StepRecord]:
+def run_hot(
+    config: TrainingConfig, command: str, build: TrainerBuilder = training_run.build_trainer
+) -> list[StepRecord]:
     """On each rank: the hot run, its first parameters left for the static ones."""
     return training_run.train_rank(
         torch.distributed.get_rank(), torch.distributed.get_world_size(), config, command,

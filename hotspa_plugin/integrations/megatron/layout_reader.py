@@ -20,7 +20,9 @@ def named_parameters(chunks: Sequence[MegatronModule]) -> dict[str, torch.nn.Par
     return {f"{i}.{name}": parameter for i, chunk in enumerate(chunks) for name, parameter in chunk.named_parameters()}
 
 
-def read_rank(chunks: Sequence[MegatronModule], config: TransformerConfig, dp_rank: int) -> list[tuple[TensorSpec, Shard]]:
+def read_rank(
+    chunks: Sequence[MegatronModule], config: TransformerConfig, dp_rank: int
+) -> list[tuple[TensorSpec, Shard]]:
     """Every tensor that this rank holds a shard of, with that shard (whose ``tensor`` index is not set yet).
 
     The strategy's parallel state must be active. Raises ValueError for a parameter or persistent buffer that
@@ -70,8 +72,10 @@ def _owner(sharded: ShardedTensor, parameters: Mapping[str, torch.nn.Parameter])
         if (parameter.untyped_storage().data_ptr() == storage and parameter.dtype == data.dtype
                 and start <= data.storage_offset() < start + parameter.numel()):
             return name
-    raise ValueError(f"persistent buffer {sharded.key} is no parameter, and hot switching does not know whether to move, "
-                     "add or derive it")
+    raise ValueError(
+        f"persistent buffer {sharded.key} is no parameter, and hot switching does not know whether to move, add or "
+        "derive it"
+    )
 
 
 def _read(

@@ -9,8 +9,8 @@ from megatron.core.transformer import TransformerConfig
 def build_norm(config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **unused: object) -> torch.nn.Module:
     """A ``torch.nn`` LayerNorm or RMSNorm over the last dim, of ``hidden_size`` elements.
 
-    Its parameters carry ``sequence_parallel``, by which Megatron knows that under sequence parallel each tensor-parallel
-    rank has seen a part of the sequence and the gradients must be summed.
+    Its parameters carry ``sequence_parallel``, by which Megatron knows that under sequence parallel each
+    tensor-parallel rank has seen a part of the sequence and the gradients must be summed.
     """
     norm_classes = {"LayerNorm": torch.nn.LayerNorm, "RMSNorm": torch.nn.RMSNorm}
     if config.normalization not in norm_classes:
@@ -26,5 +26,7 @@ def build_norm(config: TransformerConfig, hidden_size: int, eps: float = 1e-5, *
 class Norm:
     """``build_norm`` as the class that Megatron's layer specs ask for."""
 
-    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **unused: object) -> torch.nn.Module:
+    def __new__(
+        cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **unused: object
+    ) -> torch.nn.Module:
         return build_norm(config, hidden_size, eps)

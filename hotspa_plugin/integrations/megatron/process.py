@@ -12,7 +12,7 @@ from hotspa_plugin import cpu
 
 
 def prepare_process(*, on_cpu: bool | None = None) -> None:
-    """Redirects CUDA calls where there is no CUDA (or ``on_cpu`` says so), and quiets advice for Megatron's developers."""
+    """Redirects CUDA calls where there is no CUDA (or ``on_cpu`` says so), and quiets advice to developers."""
     if on_cpu if on_cpu is not None else not torch.cuda.is_available():
         cpu.enable()
         if "transformer_engine" not in sys.modules:

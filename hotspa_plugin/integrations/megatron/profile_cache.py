@@ -22,8 +22,8 @@ def obtain_profile(
 ) -> Profile:
     """The profile in ``path`` (None: the user's cache folder), measured and left there where it is missing.
 
-    Collective; the ranks get the same one. ``tell`` is told on rank 0 what happens. ValueError, on every rank, for a file
-    that is no profile of this model or does not hold for these ranks; one in the cache folder is replaced.
+    Collective; the ranks get the same one. ``tell`` is told on rank 0 what happens. ValueError, on every rank, for a
+    file that is no profile of this model or does not hold for these ranks; one in the cache folder is replaced.
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     place = Path(path) if path is not None else _cache_file(request)

@@ -83,8 +83,10 @@ class TrainLoop:
             if self.on_step and self.trainer.rank == 0:
                 self.on_step(record)
             if not math.isfinite(record.loss):
-                raise RuntimeError(f"step {step}: the loss is {record.loss}. Lower the learning rate or look at the data; "
-                                   "the last checkpoint is from before")
+                raise RuntimeError(
+                    f"step {step}: the loss is {record.loss}. Lower the learning rate or look at the data; the last "
+                    "checkpoint is from before"
+                )
             last = step + 1 == self.num_steps
             if self.folder and self.save_every and (last or (step + 1) % self.save_every == 0):
                 set_activity(f"step {step}, checkpoint")

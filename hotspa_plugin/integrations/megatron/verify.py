@@ -16,7 +16,7 @@ _WORKER = "hotspa_plugin.integrations.megatron.verify_worker"
 
 
 def verify_case(workers: WorkerPool, case: VerifyCase, *, timeout_s: float | None = None) -> dict[str, Any]:
-    """Runs ``case`` on the pool's ranks and on its one-process reference, and returns what ``hotspa verify`` reports."""
+    """Runs ``case`` on the pool's ranks and on its one-process reference; returns what ``hotspa verify`` reports."""
     with tempfile.TemporaryDirectory(prefix="hotspa-verify-") as folder:
         ranks = workers.run(f"{_WORKER}:run_ranks", case=case, folder=folder, timeout_s=timeout_s)
         rows = workers.run_reference(
@@ -31,7 +31,9 @@ def build_report(case: VerifyCase, summary: dict[str, Any], rows: Sequence[dict[
     # NaN compares false with everything: it must come out on top, not be lost.
     worst_error, worst_tensor = max(worst, key=lambda error: _rank_of(error[0]))
     loss_errors = [
-        abs(row["loss"] - row["reference_loss"]) / max(abs(row["reference_loss"]), 1e-30) if row["target_tokens"] else 0.0
+        abs(row["loss"] - row["reference_loss"]) / max(abs(row["reference_loss"]), 1e-30)
+        if row["target_tokens"]
+        else 0.0
         for row in rows
     ]
     report = {
@@ -53,8 +55,10 @@ def build_report(case: VerifyCase, summary: dict[str, Any], rows: Sequence[dict[
         report["whole_gradient_error"] = max(whole, key=_rank_of)
         report["static_whole_gradient_error"] = max(static, key=_rank_of)
         if not sum(whole) <= BF16_FACTOR * sum(static):
-            problems.append(f"whole-gradient error {sum(whole):.2e} is over {BF16_FACTOR:g} times that of the static run, "
-                            f"{sum(static):.2e}")
+            problems.append(
+                f"whole-gradient error {sum(whole):.2e} is over {BF16_FACTOR:g} times that of the static run, "
+                f"{sum(static):.2e}"
+            )
     elif not worst_error <= FP32_BOUND:
         problems.append(f"gradient of {worst_tensor} is off by {worst_error:.2e}, over {FP32_BOUND:g}")
     report["problems"] = problems

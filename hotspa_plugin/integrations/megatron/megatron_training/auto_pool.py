@@ -28,8 +28,8 @@ _ANY_VOCAB = 1  # until the tokenizer is built nobody knows better
 def choose(args: argparse.Namespace) -> tuple[dict[str, int], BatchAssigner | None]:
     """Writes the pool that ``auto`` stands for, and its home, into ``args``.
 
-    Returns the tokens of each strategy's micro-batches (none: as many as its bound), and what assigns batches (None: the
-    pool's bounds). ValueError naming the flag.
+    Returns the tokens of each strategy's micro-batches (none: as many as its bound), and what assigns batches (None:
+    the pool's bounds). ValueError naming the flag.
     """
     auto = args.hotspa_pool == AUTO
     assignment = args.hotspa_assignment or ("batch" if auto else "bounds")

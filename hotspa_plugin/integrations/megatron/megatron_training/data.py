@@ -128,8 +128,8 @@ class BatchLoader:
     """Iterates over global batches of a data set in order, from item ``num_consumed`` on, as Megatron's sampler does.
 
     ``batch_size()`` tells the items of the next batch, ``step()`` its number. Sequences over ``bound_tokens`` are
-    treated as ``overlong`` says. ``prepare`` is told the lengths of the batch after each one. Items left over at the end
-    that do not fill a batch are not trained, as in Megatron.
+    treated as ``overlong`` says. ``prepare`` is told the lengths of the batch after each one. Items left over at the
+    end that do not fill a batch are not trained, as in Megatron.
     """
 
     def __init__(

@@ -23,8 +23,8 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )  # fmt: skip
     group.add_argument(
         "--hotspa-assignment", choices=["bounds", "batch"], default=None,
-        help="who trains a sequence: bounds, the pool's; batch, chosen for each batch from its lengths and the profile; "
-        "default: batch with --hotspa-pool auto, else bounds",
+        help="who trains a sequence: bounds, the pool's; batch, chosen for each batch from its lengths and the "
+        "profile; default: batch with --hotspa-pool auto, else bounds",
     )  # fmt: skip
     group.add_argument(
         "--hotspa-profile", default=None, metavar="FILE",
