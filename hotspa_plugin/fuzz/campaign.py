@@ -103,4 +103,3 @@ def summary(outcomes: Sequence[Outcome], failures: Sequence[Failure], seconds: f
             for failure in failures
         ],
     }
-

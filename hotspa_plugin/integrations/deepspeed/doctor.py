@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Iterator
 from pathlib import Path
 
+from hotspa_plugin.compatibility import installed_version, judge
 from hotspa_plugin.integrations.deepspeed.config_block import KEY, load_config, read_block
 from hotspa_plugin.integrations.deepspeed.refusals import find_problems
-
-_TESTED = {"deepspeed": "0.19", "transformers": "5."}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,13 +53,10 @@ def examine_config(path: str | Path, *, num_ranks: int | None = None) -> Iterato
     if stage in (2, 3):
         stays = "home's weights and gradients stay whole on every rank"
         yield finding("zero_optimization.stage", "note", f"{stage} saves little more than 1: {stays}")
-    for package, tested in _TESTED.items():
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
+    for package in ("deepspeed", "transformers"):
+        version = installed_version(package)
+        if version is None:
             yield finding(package, "problem", "is not installed: pip install 'hotspa-plugin[deepspeed]'")
             continue
-        if version.startswith(tested):
-            yield finding(package, "ok", version)
-        else:
-            yield finding(package, "note", f"{version}; tested with {tested.rstrip('.')}.x")
+        verdict = judge(package, version)
+        yield finding(package, "ok" if verdict.status == "tested" else "note", verdict.text or version)

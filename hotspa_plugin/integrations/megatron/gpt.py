@@ -44,7 +44,6 @@ class GPTSpec:
     init_std: float = 0.02
     rotary_base: int = 10000
 
-
     @classmethod
     def from_config(cls, model: ModelConfig, *, padded_vocab_size: int, max_positions: int) -> GPTSpec:
         """The model of a configuration file, with the vocabulary padded for a pool."""

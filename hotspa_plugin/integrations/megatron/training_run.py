@@ -130,7 +130,7 @@ def train_rank(
     load_initial: Path | None = None,
     build: TrainerBuilder = build_trainer,
 ) -> list[StepRecord]:
-    """Trains on this rank; rank 0 shows progress and writes the records. Returns this session's steps.
+    """Trains on this rank; rank 0 shows progress and writes the records. Returns the steps since this start.
 
     With ``tells`` rank 0 also says what it is about to do, and at the end where the records lie.
     ``save_initial`` and ``load_initial`` name a file for the whole parameters before the first step, so that

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hotspa_plugin.runtime.rank_failure import EXIT_USER_ERROR
 from hotspa_plugin.strategy import StrategyPool
 
-EXIT_USER_ERROR = 2
 # How long the other ranks wait for the launcher to end them, so that rank 0's message comes out first.
 _OTHERS_WAIT_S = 10.0
 
