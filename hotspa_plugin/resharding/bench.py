@@ -72,8 +72,8 @@ class SwitchCase:
 
 def read_settings() -> _Settings:
     """The paper's models and pools, from the package's data."""
-    text = importlib.resources.files("hotspa_plugin.resharding").joinpath("data/hotspa_settings.json").read_text()
-    return _Settings.model_validate_json(text)
+    file = importlib.resources.files("hotspa_plugin.resharding").joinpath("hotspa_settings.json")
+    return _Settings.model_validate_json(file.read_text(encoding="utf-8"))
 
 
 def _label(strategy: tuple[int, int]) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-from importlib import resources
 
+from hotspa_plugin.resharding.bench import read_settings
 from hotspa_plugin.strategy import ParallelStrategy, PoolEntry
 
 
@@ -31,14 +30,13 @@ class PaperSetting:
 
 def paper_settings() -> list[PaperSetting]:
     """All settings, in the published order."""
-    text = resources.files("hotspa_plugin.search").joinpath("paper_strategies.json").read_text(encoding="utf-8")
     settings = []
-    for name, rows in json.loads(text)["settings"].items():
+    for name, rows in read_settings().settings.items():
         match = re.fullmatch(r"(\S+) on (\d+)(, .*)?", name)
         assert match, name
         entries = tuple(
             PoolEntry(
-                strategy=ParallelStrategy(tp=row["tp"], pp=row["pp"], dp=row["dp"]), bound_tokens=row["up_to_tokens"]
+                strategy=ParallelStrategy(tp=row.tp, pp=row.pp, dp=row.dp), bound_tokens=row.up_to_tokens
             )
             for row in rows
         )
