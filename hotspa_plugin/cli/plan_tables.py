@@ -47,10 +47,10 @@ def print_plan(plan: Plan, model: StepModel) -> None:
     chosen = plan.chosen.pool
     gigabytes = [
         [str(e), *(_gigabytes(b) for b in (m.home_bytes, m.slab_bytes, m.staging_bytes, m.activation_bytes,
-                                               m.reserved_bytes, m.total_bytes)), f"{tokens:,}"]
+                                               m.margin_bytes, m.reserved_bytes, m.total_bytes)), f"{tokens:,}"]
         for e, m, tokens in zip(chosen.entries, model.bucket_memory(chosen), chosen.micro_batch_tokens, strict=True)
     ]  # fmt: skip
-    columns = ("bucket", "home", "slab", "staging", "activations", "reserved", "total", "tokens that fit")
+    columns = ("bucket", "home", "slab", "staging", "activations", "margin", "reserved", "total", "tokens that fit")
     print_table(f"memory of a rank in GB, of {_gigabytes(model.memory.limit_bytes)}", columns, gigabytes)
     for note in notes(plan, model):
         click.echo(f"note: {note}")
@@ -123,7 +123,7 @@ def prediction_json(prediction: Prediction, model: StepModel | None = None) -> d
     }
     if model is not None:
         content["memory_bytes"] = {
-            str(e.strategy): {**dataclasses.asdict(m), "total_bytes": m.total_bytes}
+            str(e.strategy): {**dataclasses.asdict(m), "margin_bytes": m.margin_bytes, "total_bytes": m.total_bytes}
             for e, m in zip(pool.entries, model.bucket_memory(pool), strict=True)
         }
         content["origin"] = {str(e.strategy): model.profile.stage(e.strategy).origin for e in pool.entries}

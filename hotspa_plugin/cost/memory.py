@@ -23,10 +23,18 @@ class BucketMemory:
     staging_bytes: int
     activation_bytes: int
     reserved_bytes: int
+    error: float = 0.0  # by how much, as a share of a model's own bytes, the profile was off at worst
+
+    @property
+    def margin_bytes(self) -> int:
+        """What is kept free because a profile errs: to be over the limit ends a run, to be under it costs little."""
+        own = self.home_bytes + self.slab_bytes + self.staging_bytes + self.activation_bytes
+        return math.ceil(self.error * own)
 
     @property
     def total_bytes(self) -> int:
-        return self.home_bytes + self.slab_bytes + self.staging_bytes + self.activation_bytes + self.reserved_bytes
+        own = self.home_bytes + self.slab_bytes + self.staging_bytes + self.activation_bytes
+        return own + self.margin_bytes + self.reserved_bytes
 
 
 class MemoryModel:
@@ -84,13 +92,15 @@ class MemoryModel:
                 stage.activation_fixed_bytes + stage.activation_bytes_per_token * micro_batch_tokens
             ),
             reserved_bytes=self._profile.memory.reserved_bytes,
+            error=stage.memory_error or 0.0,
         )
 
     def capacity_tokens(self, strategy: ParallelStrategy, home: ParallelStrategy, *, hot: bool = True) -> int:
         """Tokens that a micro-batch of ``strategy`` may hold beside ``home``, a multiple of tp; 0 where none fit."""
         stage = self._profile.stage(strategy)
-        free = self.limit_bytes - self.bucket(strategy, home, micro_batch_tokens=0, hot=hot).total_bytes
-        tokens = max(0, math.floor(free / stage.activation_bytes_per_token))
+        empty = self.bucket(strategy, home, micro_batch_tokens=0, hot=hot)
+        free = self.limit_bytes - empty.total_bytes
+        tokens = max(0, math.floor(free / (stage.activation_bytes_per_token * (1 + empty.error))))
         return tokens // strategy.tp * strategy.tp
 
 

@@ -44,6 +44,20 @@ def test_the_capacity_is_the_most_that_fits(profile, spec, hot):
     assert total(tokens) <= memory.limit_bytes < total(tokens + strategy.tp)
 
 
+def test_what_a_profile_errs_by_is_kept_free(profile):
+    strategy, home = resolved("tp2rc", 8), resolved("tp4pp2", 8)
+    stages = tuple(s.model_copy(update={"memory_error": 0.1}) for s in profile.stages)
+    exact, erring = MemoryModel(profile), MemoryModel(profile.model_copy(update={"stages": stages}))
+    least, most = (m.bucket(strategy, home, micro_batch_tokens=4096) for m in (exact, erring))
+    own = least.total_bytes - least.reserved_bytes
+    assert (least.margin_bytes, most.margin_bytes) == (0, pytest.approx(0.1 * own, abs=1))
+    assert most.total_bytes == least.total_bytes + most.margin_bytes
+    tokens = erring.capacity_tokens(strategy, home)
+    assert tokens < exact.capacity_tokens(strategy, home)
+    totals = [erring.bucket(strategy, home, micro_batch_tokens=n).total_bytes for n in (tokens, tokens + strategy.tp)]
+    assert totals[0] <= erring.limit_bytes < totals[1]
+
+
 def test_home_needs_no_slab_and_a_static_run_no_staging(profile):
     memory = MemoryModel(profile)
     home = resolved("tp4pp2", 8)

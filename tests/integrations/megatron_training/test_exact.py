@@ -143,7 +143,8 @@ HOME_TP2 = "--tensor-model-parallel-size 2 --hotspa-pool 'tp1:16 tp4:48 tp2:128'
 )  # fmt: skip
 def test_what_is_wrong_on_purpose_shows(pretrain, static, fault, model, flags):
     expected = static(model)
-    hot = pretrain(f"{flags} {SAMPLE}", fault=fault, **of_model(model))
+    # What was never written is poisoned with NaN, at which Megatron would stop before anything can be compared.
+    hot = pretrain(f"{flags} {SAMPLE} --no-check-for-nan-in-loss-and-grad", fault=fault, **of_model(model))
     assert (hot.code, len(hot.losses)) == (0, 3)
     with pytest.raises(AssertionError):
         assert_same_training(hot, expected)
