@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from hotspa_plugin.cli.bench_train import _choose
+from hotspa_plugin.cli.bench_contenders import choose_contenders
 from hotspa_plugin.cli.main import run
 from hotspa_plugin.cost import published_profile
 from hotspa_plugin.search.workloads import workload_batches
@@ -17,7 +17,7 @@ CONTEXT, TOKENS = 32768, 400_000
 
 def choose(workload, pool="auto", home=None, limit=None, recompute=False):
     batches = workload_batches(workload, 3, batch_tokens=TOKENS, longest_tokens=CONTEXT)
-    return _choose(
+    return choose_contenders(
         published_profile("llama-13b"), 8, workload, batches, TOKENS, CONTEXT, pool, home, limit, recompute, seed=0
     )
 
