@@ -74,7 +74,6 @@ def demo(
                 "seed": seed,
                 "device": device,
                 "timeout_s": timeout_s,
-                "save_every": 0,
             },
         }
     )

@@ -58,6 +58,7 @@ def run_demo(
     Raises ValueError for what does not fit, before any process is started.
     """
     out = check_run_directory(config.run.out)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"save_every": 0})})  # is never resumed
     plan = training_plan.plan_training(config, num_ranks=num_ranks, command=command)
     print("\n".join(plan_summary(plan, num_ranks=num_ranks)))
     choices = choose_static(plan, include_all=include_all_static)
@@ -88,7 +89,7 @@ def run_demo(
 
 def static_config(config: TrainingConfig, plan: training_plan.TrainingPlan, strategy: str) -> TrainingConfig:
     """``config`` with ``strategy`` for every length, recorded beside the hot run."""
-    run = config.run.model_copy(update={"out": str(Path(config.run.out) / f"static-{strategy}"), "save_every": 0})
+    run = config.run.model_copy(update={"out": str(Path(config.run.out) / f"static-{strategy}")})
     pool = f"{strategy}:{plan.pool.bounds_tokens[-1]}"
     return config.model_copy(update={"pool": pool, "home": None, "run": run})
 
