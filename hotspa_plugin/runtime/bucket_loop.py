@@ -231,7 +231,8 @@ class BucketLoop:
         run.compute_s = span.seconds
         if not run.at_home and not forward_only:
             with self._phase("flush", step, **run.about) as span:
-                self.switcher.start_flush(label)
+                goes_on = self._adds_after_home and following is not None and following.at_home
+                self.switcher.start_flush(label, beside_home=goes_on)
             run.flush_s, run.moved_back = span.seconds, self.switcher.flush_bytes(label)
         return part
 

@@ -104,7 +104,7 @@ class HotSwitcher:
         self.poison = False  # fill the slabs with NaN before each switch, for tests
         self.overlap = overlap
         self._mover: Mover = BackgroundMover() if overlap.any else InlineMover()
-        self._gate = Gate(device)
+        self._device = device
         # Neighbours in the order use different slabs, so that one may be emptied or filled while the other computes.
         is_second_useful = len(others) > 1
         self._parameter_slabs = [Slab(device) for _ in range(1 + (overlap.prefetch and is_second_useful))]
@@ -113,7 +113,7 @@ class HotSwitcher:
         self._tenants: dict[str, _Tenant] = {}
         self._occupant: str | None = None
         self._arriving: tuple[str, Move] | None = None
-        self._flushing: dict[str, Move] = {}
+        self._flushing: dict[str, tuple[Move, Gate]] = {}
         for label, other in others.items():
             plan = build_switch_plan if plan_cache is None else plan_cache.switch_plan
             switch_plan = plan(
@@ -238,30 +238,36 @@ class HotSwitcher:
         slab = self._tenants[label].gradient_slab
         return next((other for other in self._flushing if self._tenants[other].gradient_slab is slab), None)
 
-    def start_flush(self, label: str) -> None:
-        """Begins to add ``label``'s accumulated gradients to home's. Collective over all ranks."""
+    def start_flush(self, label: str, *, beside_home: bool = False) -> None:
+        """Begins to add ``label``'s accumulated gradients to home's. Collective over all ranks.
+
+        Where home's bucket comes next and this flush may go on ``beside_home``, nothing is added before it is finished,
+        however early it arrives: home's backward adds to the same gradients, and sums must not depend on who is first.
+        """
         assert self._occupant == label, f"the slab holds {self._occupant}, not {label}"
-        move = self._mover.submit(self._tenants[label].flush, self._gate)
+        gate = Gate(self._device)
+        if beside_home and self.overlap.flush:
+            gate.close()
+        move = self._mover.submit(self._tenants[label].flush, gate)
         if self.overlap.flush:
-            self._flushing[label] = move
+            self._flushing[label] = move, gate
         else:
             move.wait()
 
     def finish_flush(self, label: str) -> list[Interval]:
         """Returns when ``label``'s gradients are home, with the times in which they moved beside other work."""
-        self._gate.open()
-        move = self._flushing.pop(label)
+        move, gate = self._flushing.pop(label)
+        gate.open()
         move.wait()
         return move.busy
 
     def make_room_for_home(self) -> None:
         """Gives home's bucket the slabs' memory, but for gradients on their way, and home's gradients for its own use.
 
-        What arrives of the last flush is added when it is finished; only that one may be under way.
+        Only one flush may be under way, and only one that was started to go on beside home.
         """
         assert len(self._flushing) < 2, "home's bucket has room for one flush beside it"
-        if self._flushing:
-            self._gate.close()
+        assert not any(gate.is_open for _, gate in self._flushing.values()), "a flush may add while home's bucket does"
         in_use = [self._tenants[label].gradient_slab for label in self._flushing]
         for slab in (*self._parameter_slabs, *self._gradient_slabs):
             if all(slab is not other for other in in_use):

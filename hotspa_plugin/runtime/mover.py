@@ -43,6 +43,10 @@ class Gate:
         self._is_open.set()
         self._opened_after: torch.cuda.Event | None = None
 
+    @property
+    def is_open(self) -> bool:
+        return self._is_open.is_set()
+
     def close(self) -> None:
         self._is_open.clear()
 

@@ -130,9 +130,9 @@ def flush_skipped(patch):
 
     original = HotSwitcher.start_flush
 
-    def start_flush(self, label):
+    def start_flush(self, label, **options):
         if label != next(iter(self._tenants)):
-            original(self, label)
+            original(self, label, **options)
 
     patch.setattr(HotSwitcher, "start_flush", start_flush)
 

@@ -1,5 +1,7 @@
 """Moves beside computing: what slabs hold is what was predicted, and records tell hidden from exposed seconds."""
 
+import time
+
 import pytest
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, build_trainer, make_batch, make_spec
 
@@ -53,6 +55,36 @@ def test_slabs_records_and_order(workers, tmp_path):
         assert all(first_step[label].switch_hidden_s > 0 for label in order[1:])
         assert all(first_step[label].flush_hidden_s > 0 for label in order)
         assert set(hidden) == {"switch", "flush"}
+
+
+def gradients_as_home_begins(case):
+    """Largest gradient at home when its bucket begins, long after the flush beside it has arrived; and when it is over."""
+    trainer = build_trainer(case)
+    switcher, home = trainer.loop.switcher, next(r for r in trainer.loop.runners if r.label == trainer.home.label)
+    make_room, run, found = switcher.make_room_for_home, home.run, []
+
+    def largest():
+        return max(float(p.main_grad.abs().max()) for p in trainer.home.parameters.values())
+
+    def make_room_late():
+        time.sleep(0.5)
+        make_room()
+
+    def watched_run(*args, **kwargs):
+        found.append(largest())
+        return run(*args, **kwargs)
+
+    switcher.make_room_for_home, home.run = make_room_late, watched_run
+    trainer.accumulate(make_batch(case, 0))
+    return [*found, largest()]
+
+
+@pytest.mark.ranks(4)
+def test_a_flush_that_arrives_early_waits_for_home_all_the_same(workers):
+    """Else two threads may add to one gradient at a time, and sums depend on who is first."""
+    case = VerifyCase(pool="tp1:32 tp2pp2:128", overlap="both", lengths=((20, 120, 9, 100),))
+    for before, after in workers.run(gradients_as_home_begins, case=case):
+        assert before == 0 < after
 
 
 def prediction(case):
