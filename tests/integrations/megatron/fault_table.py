@@ -29,6 +29,7 @@ CONFIG = f"""
 model: {{num_layers: 2, hidden_size: 32, num_attention_heads: 4, ffn_hidden_size: 32}}
 pool: POOL
 data: {{source: folder, path: data, global_batch_sequences: 12}}
+optimizer: {{decay_steps: {NUM_STEPS}}}
 run: {{steps: {NUM_STEPS}, save_every: 2, timeout_s: {TIMEOUT_S}, device: cpu, out: OUT}}
 """
 
