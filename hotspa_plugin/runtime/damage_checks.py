@@ -146,7 +146,7 @@ class CheckedSwitcher:
         check_fingerprints(self._at_home, found, when=when)
         return moved
 
-    def start_flush(self, label: str) -> None:
+    def start_flush(self, label: str, *, beside_home: bool = False) -> None:
         """The inner switcher's whole flush, nothing beside it, after which all gradients must have come home."""
         there = self._other(label)
         before = gradient_sums(self._home.layout, self._rank, self._home.gradients)
