@@ -71,6 +71,7 @@ def _read(path: pathlib.Path) -> tuple[Routes, str] | None:
         with np.load(path, allow_pickle=False) as found:
             routes = Routes(**{field.name: found[field.name] for field in dataclasses.fields(Routes)})
             return routes, str(found["digest"])
+    # A damaged archive is reported in any of these ways (NotImplementedError: by flags of compression that make no sense).
     except (OSError, KeyError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error):
         return None
 
