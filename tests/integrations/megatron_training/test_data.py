@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("megatron.core")
-data = pytest.importorskip("hotspa_plugin.integrations.megatron.megatron_training.data")
+from hotspa_plugin.integrations.megatron.megatron_training import data
 
 
 def item(loss_mask, **more):

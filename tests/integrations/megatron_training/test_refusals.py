@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 pytest.importorskip("megatron.core")
-refusals = pytest.importorskip("hotspa_plugin.integrations.megatron.megatron_training.refusals")
+from hotspa_plugin.integrations.megatron.megatron_training import refusals
 from hotspa_plugin.strategy import StrategyPool  # noqa: E402
 
 POOL = StrategyPool.parse("tp1:16 tp4:128")
@@ -57,7 +57,7 @@ def test_flags_without_a_pool_are_refused(name):
 def test_gradients_averaged_over_tensor_parallel_are_refused():
     import torch
 
-    gradient_class = pytest.importorskip("hotspa_plugin.integrations.megatron.gradient_class").gradient_class
+    from hotspa_plugin.integrations.megatron.gradient_class import gradient_class
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.average_gradients_across_tp_domain = True
     with pytest.raises(ValueError, match=r"parameter router\.weight .*average_gradients_across_tp_domain.*turn that off"):

@@ -3,7 +3,7 @@
 import pytest
 
 pytest.importorskip("megatron.core")
-step_log = pytest.importorskip("hotspa_plugin.integrations.megatron.megatron_training.step_log")
+from hotspa_plugin.integrations.megatron.megatron_training import step_log
 from hotspa_plugin.runtime.bucket_loop import BatchResult  # noqa: E402
 from hotspa_plugin.runtime.run_record import BucketRecord  # noqa: E402
 
