@@ -82,6 +82,11 @@ def resident_memory(
     )
 
 
+def num_parameters(sizes: GPTSizes) -> int:
+    """Parameters of the model, tied ones counted once."""
+    return _fullest_rank(sizes, ParallelStrategy(tp=1, pp=1))
+
+
 def _fullest_rank(sizes: GPTSizes, strategy: ParallelStrategy) -> int:
     """Parameters held by the rank that holds most."""
     layout = gpt_layout(sizes, tp=strategy.tp, pp=strategy.pp, dp=1)

@@ -107,11 +107,6 @@ def print_run(run: Run, console: Console | None = None) -> None:
             f"{format_count(summary.tokens_per_s)} tokens/s, loss {format_value(summary.last_loss)}, "
             f"{format_share(summary.switching_share)} of the time spent on switching, "
             f"peak memory {format_bytes(summary.peak_memory_bytes)}"
-            + (
-                f" ({format_bytes(summary.predicted_peak_memory_bytes)} predicted)"
-                if summary.predicted_peak_memory_bytes is not None
-                else ""
-            )
         ),
         soft_wrap=True,
     )

@@ -162,7 +162,6 @@ def _charts(run: Run, summary: RunSummary) -> list[dict[str, Any]]:
         format_y=formats.format_count,
         from_zero=True,
     )
-    predicted = summary.predicted_peak_memory_bytes
     add(
         "Memory of the fullest rank",
         "",
@@ -172,8 +171,7 @@ def _charts(run: Run, summary: RunSummary) -> list[dict[str, Any]]:
         ],
         format_y=formats.format_bytes,
         from_zero=True,
-        unit=formats.bytes_unit(summary.peak_memory_bytes or predicted or 0),
-        levels=[("predicted peak", predicted)] if predicted else [],
+        unit=formats.bytes_unit(summary.peak_memory_bytes or 0),
     )
     norms = _points(steps, "grad_norm")
     finite = [n for _, n in norms if math.isfinite(n)]

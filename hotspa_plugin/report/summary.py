@@ -38,7 +38,6 @@ class RunSummary:
     step_s: float | None
     switching_share: float | None  # exposed switch and flush over the step
     peak_memory_bytes: int | None  # over all steps
-    predicted_peak_memory_bytes: int | None
 
 
 def summarize(run: Run) -> RunSummary:
@@ -71,7 +70,6 @@ def summarize(run: Run) -> RunSummary:
         step_s=total_s / num if steady else None,
         switching_share=(phase_s["switch"] + phase_s["flush"]) * num / total_s if total_s else None,
         peak_memory_bytes=max(peaks, default=None),
-        predicted_peak_memory_bytes=run.info.predicted_peak_memory_bytes,
     )
 
 
@@ -96,7 +94,6 @@ class BucketSummary:
     flush_bytes_local: float
     flush_bytes_remote: float
     peak_memory_bytes: int | None
-    predicted_peak_memory_bytes: int | None
 
     @property
     def tokens_per_compute_s(self) -> float | None:
@@ -111,7 +108,6 @@ def summarize_buckets(run: Run) -> tuple[BucketSummary, ...]:
             groups.setdefault((bucket.bound_tokens, bucket.strategy), []).append(bucket)
     all_sequences = sum(b.sequences for rows in groups.values() for b in rows)
     all_tokens = sum(b.tokens for rows in groups.values() for b in rows)
-    predicted = {entry.strategy: entry.predicted_peak_memory_bytes for entry in run.info.pool}
     summaries = []
     for (bound, strategy), rows in sorted(groups.items()):
         tokens, sequences = sum(b.tokens for b in rows), sum(b.sequences for b in rows)
@@ -142,7 +138,6 @@ def summarize_buckets(run: Run) -> tuple[BucketSummary, ...]:
                 peak_memory_bytes=max(
                     (b.peak_memory_bytes for b in rows if b.peak_memory_bytes is not None), default=None
                 ),
-                predicted_peak_memory_bytes=predicted.get(strategy),
             )
         )
     return tuple(summaries)

@@ -104,15 +104,14 @@ def line_chart(
     unit: tuple[float, str] = (1.0, ""),
     from_zero: bool = False,
     log_y: bool = False,
-    levels: Sequence[tuple[str, float]] = (),
     height: int = 190,
 ) -> Markup:
-    """Values over steps. ``levels`` are horizontal lines such as a prediction; ``unit`` is the y axis'."""
+    """Values over steps. ``unit`` is the y axis'."""
     size, unit_name = unit
     finite = [p for s in series for p in s.points if math.isfinite(p[1])]
     if not finite:
         return tag("p", "No finite value was recorded.", class_="empty")
-    ys = [y for _, y in finite] + [y for _, y in levels]
+    ys = [y for _, y in finite]
     if log_y:
         ticks = log_ticks(min(ys), max(ys))
     else:
@@ -156,19 +155,6 @@ def line_chart(
                     for p, (px, py) in zip(drawn, places, strict=True)
                 ],
             }
-        )
-    for name, value in levels:
-        y = place((x_low, value))[1]
-        marks.append(tag("line", x1="0", x2="100%", y1=number(y), y2=number(y), class_="level"))
-        marks.append(
-            tag(
-                "text",
-                f"{name} {format_y(value)}",
-                x="100%",
-                y=number(y - 5 if y > 18 else y + 14),
-                text_anchor="end",
-                class_="level-name",
-            )
         )
     stretched = tag(
         "svg",

@@ -98,7 +98,6 @@ class PoolEntry(_Record):
 
     strategy: str
     bound_tokens: Count
-    predicted_peak_memory_bytes: Count | None = None  # on the fullest rank, while its bucket runs
 
 
 class ModelInfo(_Record):
@@ -169,8 +168,9 @@ class MachineInfo(_Record):
     system: str | None = None
 
     @classmethod
-    def here(cls, *, device: str = "cpu", num_nodes: int = 1) -> MachineInfo:
-        """This machine; what the system does not tell stays None."""
+    def here(cls, *, device: str = "cpu") -> MachineInfo:
+        """This machine; what the system does not tell stays None. A launcher such as torchrun tells the nodes."""
+        num_ranks = int(os.environ.get("WORLD_SIZE", 1))
         try:
             memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         except (ValueError, OSError, AttributeError):
@@ -178,7 +178,7 @@ class MachineInfo(_Record):
         return cls(
             host=socket.gethostname(),
             device=device,
-            num_nodes=num_nodes,
+            num_nodes=max(1, num_ranks // int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))),
             num_cpus=os.cpu_count(),
             memory_bytes=memory_bytes,
             system=platform.platform(terse=True),
@@ -210,7 +210,6 @@ class RunInfo(_Record):
     machine: MachineInfo = pydantic.Field(default_factory=MachineInfo.here)
     versions: dict[str, str] = {}
     seed: int | None = None
-    predicted_peak_memory_bytes: Count | None = None  # on the fullest rank, over all buckets
     sessions: tuple[SessionInfo, ...] = ()  # earlier starts, oldest first
 
     def after(self, earlier: RunInfo) -> RunInfo:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotspa_plugin.cost.resident import resident_memory
+from hotspa_plugin.cost.resident import num_parameters, resident_memory
 from hotspa_plugin.layout.analytic import GPTSizes
 from hotspa_plugin.strategy import StrategyPool
 
@@ -17,6 +17,10 @@ WHOLE = 2 * LAYER + 2 * 80 + 8
 def memory_of(pool, **changes):
     options = {"distributed_optimizer": False, "staging_bytes": 100, **changes}
     return resident_memory(SIZES, StrategyPool.parse(pool).check(world_size=4), **options)
+
+
+def test_a_models_parameters_are_counted_once():
+    assert num_parameters(SIZES) == WHOLE
 
 
 def test_home_holds_parameters_gradients_and_both_moments():

@@ -47,12 +47,7 @@ def write_run(directory: Path, *, num_steps=20, num_ranks=4, num_buckets=3, spar
         world_size=num_ranks,
         home=pool[-1][0],
         started_at="2026-03-01T12:00:00+00:00",
-        pool=tuple(
-            PoolEntry(
-                strategy=s, bound_tokens=b, predicted_peak_memory_bytes=None if sparse else int((3.1 + 0.4 * i) * GIB)
-            )
-            for i, (s, b) in enumerate(pool)
-        ),
+        pool=tuple(PoolEntry(strategy=s, bound_tokens=b) for s, b in pool),
         model=ModelInfo(name="tiny-llama"),
         machine=MachineInfo(host="node-01", device="cpu"),
     )
@@ -60,7 +55,6 @@ def write_run(directory: Path, *, num_steps=20, num_ranks=4, num_buckets=3, spar
         info.update(
             command="hotspa demo --ranks 4",
             seed=1234,
-            predicted_peak_memory_bytes=int(4.3 * GIB),
             model=ModelInfo(name="tiny-llama", num_parameters=12_345_678, dtype="float32", config={"num_layers": 4}),
             machine=MachineInfo(host="node-01", device="cpu", num_cpus=16, memory_bytes=64 * GIB),
             versions={"python": "3.12.3", "torch": "2.14.1", "megatron-core": "0.19.2", "hotspa_plugin": "0.1.0"},

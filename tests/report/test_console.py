@@ -29,7 +29,7 @@ def test_the_bucket_table_fits_80_columns_uncut(run):
     assert "…" not in text
     table = [line for line in text.splitlines() if line.startswith(("strategy", "tp"))]
     assert len(table) == 4 and all(len(line) <= 80 for line in table)
-    assert "4.30 GiB predicted" in text
+    assert "peak memory 4." in text
 
 
 def test_the_comparison_says_reasons_and_the_verdict():

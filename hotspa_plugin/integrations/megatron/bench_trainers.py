@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from hotspa_plugin import cpu
 from hotspa_plugin.config import TrainingConfig
+from hotspa_plugin.cost.resident import num_parameters
 from hotspa_plugin.integrations.megatron.gpt import GPTSpec
 from hotspa_plugin.integrations.megatron.home import OptimizerSettings
 from hotspa_plugin.integrations.megatron.session import SwitchOptions
@@ -65,6 +66,7 @@ def deepspeed_trainer(setup: Setup, contender: Contender, stopwatch: Stopwatch) 
         pool=contender.pool.check(world_size=dist.get_world_size()),
         source=None,  # batches are handed over
         padded_vocab_size=setup.sizes.vocab_size,
+        num_parameters=num_parameters(setup.sizes.gpt_sizes()),
         memory=(),
         overlap="none",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hotspa_plugin.report.format import format_bytes
+from hotspa_plugin.report.format import format_bytes, format_count
 
 if TYPE_CHECKING:
     from hotspa_plugin.integrations.megatron.training_plan import TrainingPlan
@@ -15,7 +15,7 @@ def plan_summary(plan: TrainingPlan, *, num_ranks: int, first_step: int = 0) -> 
     config, data = plan.config, plan.config.data
     memory = ", ".join(f"{entry.strategy} {format_bytes(entry.total_bytes)}" for entry in plan.memory)
     lines = [
-        f"{num_ranks} ranks, {config.model.name}, pool {plan.pool}, home {plan.pool.home}",
+        f"{num_ranks} ranks, {config.model.name} ({format_count(plan.num_parameters)} parameters), pool {plan.pool}, home {plan.pool.home}",
         f"{len(plan.source.lengths):,} sequences from {data.path or data.source}; {plan.source.counts}",
         f"memory a rank, before activations: {memory}",
     ]

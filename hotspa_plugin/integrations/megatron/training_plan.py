@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hotspa_plugin.config import TrainingConfig, open_data
 from hotspa_plugin.config.sizes import model_sizes
-from hotspa_plugin.cost.resident import ResidentMemory, describe_shortage, resident_memory
+from hotspa_plugin.cost.resident import ResidentMemory, describe_shortage, num_parameters, resident_memory
 from hotspa_plugin.data import LimitedSource
 from hotspa_plugin.layout import GPTSizes
 from hotspa_plugin.runtime.memory import rank_memory_bytes
@@ -33,6 +33,7 @@ class TrainingPlan:
     pool: StrategyPool
     source: LimitedSource
     padded_vocab_size: int
+    num_parameters: int
     memory: tuple[ResidentMemory, ...]  # of a rank, for each strategy, activations not included
     overlap: str  # what moves while another bucket computes, a key of OVERLAPS
     command: str = ""
@@ -76,11 +77,12 @@ def plan_training(
     )
     sizes = model_sizes(
         config.model, num_ranks=num_ranks, max_positions=pool.bounds_tokens[-1], dtype=config.run.dtype
-    ).model_copy(update={"vocab_size": rows})
-    overlap, memory = _choose_overlap(config, sizes.gpt_sizes(), pool, num_ranks)
+    )
+    sizes = sizes.model_copy(update={"vocab_size": rows}).gpt_sizes()
+    overlap, memory = _choose_overlap(config, sizes, pool, num_ranks)
     return TrainingPlan(
-        config=config, pool=pool, source=source, padded_vocab_size=rows, memory=memory, overlap=overlap,
-        command=command, micro_batch_tokens=micro_batch_tokens or {}, assigner=assigner,
+        config=config, pool=pool, source=source, padded_vocab_size=rows, num_parameters=num_parameters(sizes),
+        memory=memory, overlap=overlap, command=command, micro_batch_tokens=micro_batch_tokens or {}, assigner=assigner,
     )  # fmt: skip
 
 

@@ -103,7 +103,12 @@ def run_info(plan: TrainingPlan, world_size: int) -> RunInfo:
         world_size=world_size,
         pool=tuple(PoolEntry(strategy=str(e.strategy), bound_tokens=e.bound_tokens) for e in plan.pool.entries),
         home=str(plan.pool.home),
-        model=ModelInfo(name=config.model.name, dtype=config.run.dtype, config=config.model.model_dump(mode="json")),
+        model=ModelInfo(
+            name=config.model.name,
+            num_parameters=plan.num_parameters,
+            dtype=config.run.dtype,
+            config=config.model.model_dump(mode="json"),
+        ),
         data=DataInfo(
             source=config.data.path or config.data.source,
             num_sequences=len(plan.source.lengths),
