@@ -20,7 +20,7 @@ class ProcessGroupRegistry:
     """
 
     def __init__(self, *, timeout: datetime.timedelta | None = None) -> None:
-        """``timeout`` is what groups get that are asked for without one (None: torch's default)."""
+        """``timeout`` is what groups get that are asked for without one (None: that of the world group)."""
         self._timeout = timeout
         self._groups: dict[tuple[Ranks, str, str], dist.ProcessGroup] = {}
         self._sealed = False
@@ -56,7 +56,8 @@ class ProcessGroupRegistry:
         if ranks[-1] >= dist.get_world_size():
             raise ValueError(f"process group of ranks {ranks}: the world has only {dist.get_world_size()} ranks")
         if create is None:
-            create = functools.partial(dist.new_group, list(ranks), backend=backend, timeout=timeout or self._timeout)
+            timeout = timeout or self._timeout or world_timeout()
+            create = functools.partial(dist.new_group, list(ranks), backend=backend, timeout=timeout)
         group = create()
         self._groups[key] = group
         return group
@@ -107,6 +108,18 @@ class ProcessGroupRegistry:
 def process_registry() -> ProcessGroupRegistry:
     """The registry of this process, shared by everything in it that builds strategies one after the other."""
     return ProcessGroupRegistry()
+
+
+def world_timeout() -> datetime.timedelta | None:
+    """How long the world group waits for a rank; None where its backend does not tell.
+
+    ``torch.distributed.new_group`` gives other groups half an hour, whatever the job asked for: a rank that stands
+    still would go unnoticed that long.
+    """
+    # torch offers no public way to ask.
+    world = dist.group.WORLD
+    options = getattr(world._get_backend(world._device_types[0]), "options", None)
+    return getattr(options, "_timeout", None)
 
 
 def num_live_groups() -> int:

@@ -55,6 +55,15 @@ def check_sealed(rank):
     assert registry.num_groups == 2
 
 
+def check_groups_wait_as_long_as_the_world(rank):
+    registry = ProcessGroupRegistry()
+    for group in (registry.get((0, 1)), registry.get((0, 1), purpose="switch")):
+        if rank < 2:
+            assert group._get_backend(torch.device("cpu")).options._timeout == TIMEOUT
+    asked_for = registry.get((2, 3), timeout=2 * TIMEOUT)
+    assert rank < 2 or asked_for._get_backend(torch.device("cpu")).options._timeout == 2 * TIMEOUT
+
+
 def check_bad_ranks(rank):
     registry = ProcessGroupRegistry(timeout=TIMEOUT)
     with pytest.raises(ValueError, match="ascending order"):
@@ -71,7 +80,13 @@ def check_different_plans_are_refused(rank):
     assert registry.num_groups == 0
 
 
-CHECKS = [check_created_once, check_sealed, check_bad_ranks, check_different_plans_are_refused]
+CHECKS = [
+    check_created_once,
+    check_sealed,
+    check_groups_wait_as_long_as_the_world,
+    check_bad_ranks,
+    check_different_plans_are_refused,
+]
 
 
 def run_checks(rank, store):
