@@ -23,6 +23,7 @@ KINDS = {"kill": "killed (SIGKILL)", "stop": "stopped (SIGSTOP)", "slow": "slow 
 TIMEOUT_S = 10.0
 SLOW_S = 3 * TIMEOUT_S
 GRACE_S = 10.0  # to notice, settle and end processes on a busy machine
+SETTLE_S = 2.0  # for processes that end by themselves once nobody needs them
 NUM_RANKS, RANK, STEP, NUM_STEPS = 4, 2, 3, 6
 POOL = "tp1:32 tp2:64 tp2pp2:256"
 CONFIG = f"""
@@ -85,7 +86,9 @@ def train_with_fault(folder: Path, out: str, kind: str, phase: str, *, slow_s: f
         _, errors = process.communicate(timeout=300)
     finally:
         ended_s = time.time()
-        left = processes_of_session(process.pid)
+        # Python's resource tracker ends by itself when the process that it served has ended, a moment later.
+        while (left := processes_of_session(process.pid)) and time.time() < ended_s + SETTLE_S:
+            time.sleep(0.05)
         if process.poll() is None:
             process.kill()
     assert struck.exists(), f"the fault never struck, exit code {process.returncode}: {errors}"
