@@ -54,6 +54,8 @@ def _questionable_model(name: str) -> Any:
     if name == "few-kv-heads":
         return make_model("llama", num_key_value_heads=2)
     model = make_model("llama")
+    if name == "unknown-style":
+        model.config.base_model_tp_plan = {**model.config.base_model_tp_plan, "layers.*.mlp.both": "packed_colwise"}
     if name == "frozen":
         model.requires_grad_(False)
     if name == "changed":

@@ -164,7 +164,9 @@ TWO = "tp1:64 tp2:128"
         (TWO, "none", r"initialize: model is missing"),
         (TWO, "class", r"model: Linear can be trained by DeepSpeed, but not switched"),
         (TWO, "t5", r"model: T5Config describes no causal language model"),
-        (TWO, "mixtral", r"model MixtralForCausalLM: its tensor-parallel plan asks for 'packed_colwise' at "),
+        (TWO, "unknown-style", r"model LlamaForCausalLM: its tensor-parallel plan asks for 'packed_colwise' at "),
+        # Releases of transformers differ in its plan: one before 5.25 asks for a style that is not known.
+        (TWO, "mixtral", r"model:? .*MixtralForCausalLM"),
         ("tp1:64", "mixtral", r"model: nothing shows that MixtralForCausalLM \(mixtral\) trains exactly"),
         (TWO, "changed", r"LlamaForCausalLM built from its configuration has other parameters"),
         (TWO, "bert", r"model: BertForSequenceClassification is no causal language model"),
