@@ -194,7 +194,8 @@ def run_in(programs, command):
 
 def recording(name, version):
     """Arguments with which pytest leaves a record of a whole run for compatibility.py."""
-    return ["--record", str(RECORDS / f"{version}-{name}.json"), "--record-as", name]
+    # With a blank between, pytest would take a record of an earlier run for a test file.
+    return [f"--record={RECORDS / f'{version}-{name}.json'}", f"--record-as={name}"]
 
 
 def pytest(target, version, path, arguments, record):
