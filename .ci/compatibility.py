@@ -3,7 +3,7 @@
     python3 .ci/compatibility.py [FOLDER]
 
 Reads FOLDER/*.json (default: build/tests, where make test, make test-slow and make test-te leave them, and
-pytest --record FILE wherever it is told to), enters complete runs without a failure into docs/compatibility.json
+pytest --record=FILE wherever it is told to), enters complete runs without a failure into docs/compatibility.json
 and writes docs/compatibility.md from that.
 
 Needs Python 3.8 or newer, nothing else.

@@ -47,7 +47,8 @@ class HotSwitchEngine:
         self._reduction = reduction
         self._family = family
         self._device = device
-        self._pending: torch.Tensor | None = None
+        # The loss that was returned, and its batch: batches may be evaluated before the step is taken.
+        self._pending: tuple[torch.Tensor, BatchResult] | None = None
         self._own_iterator: Iterator[Any] | None = None
         self._training = True
 
@@ -86,7 +87,7 @@ class HotSwitchEngine:
 
     def backward(self, loss: torch.Tensor, **_: Any) -> torch.Tensor:
         """Accepts the loss that the engine itself returned; its gradient is there already."""
-        if self._pending is None or loss is not self._pending:
+        if self._pending is None or loss is not self._pending[0]:
             raise ValueError(
                 "backward: hot switching computes gradients batch by batch, bucket by bucket, so only the loss "
                 "that engine(batch) returned can be passed on, unchanged"
@@ -97,8 +98,8 @@ class HotSwitchEngine:
         """Hands the accumulated gradient to DeepSpeed, which reduces, clips and takes the step."""
         if self._pending is None:
             raise ValueError("step: there is no gradient; call engine(batch) or engine.train_batch(batch) first")
-        loss, self._pending = self._pending, None
-        engine, result = self.deepspeed_engine, self.last_result
+        (loss, result), self._pending = self._pending, None
+        engine = self.deepspeed_engine
         with self.loop.recorder.span("optimizer", step=engine.global_steps, part="step"):
             self._reduction.run(self.weights.gradients)
             # DeepSpeed averages over home's replicas, whose gradients are parts of one sum.
@@ -139,7 +140,7 @@ class HotSwitchEngine:
                 "there are no further batches to accumulate"
             )
         loss = self._run(batch, forward_only=False)
-        self._pending = loss
+        self._pending = loss, self.last_result
         return loss
 
     def _run(self, batch: Any, *, forward_only: bool) -> torch.Tensor:
@@ -233,7 +234,7 @@ class HotSwitchEngine:
         group = self.deepspeed_engine.mpu.get_data_parallel_group()
         for gradient in gradients.values():
             dist.all_reduce(gradient, group=group)
-            gradient /= self.last_result.num_target_tokens
+            gradient /= self._pending[1].num_target_tokens
         return gather_global(self._family.home_layout, dist.get_rank(), gradients)
 
     def load_parameters(self, values: Mapping[str, torch.Tensor]) -> None:

@@ -202,6 +202,19 @@ def exercise(*, folder: str) -> Findings:
     check("eval mode trains nothing", engine.eval()(batch).item() < loss.item() and engine.global_steps == 1)
     engine.train()
 
+    # A batch that is evaluated before the step is taken leaves the gradient, and its scale, alone.
+    engine(batch)
+    finished, _ = engine.gather_gradients()
+    engine.eval_batch(make_batch([5, 90], 1))
+    again, _ = engine.gather_gradients()
+    engine.step()
+    after, _ = engine.gather_parameters()
+    if finished is not None:
+        check("evaluation keeps the gradient", all(torch.equal(again[n], v) for n, v in finished.items()))
+        norm = torch.stack([gradient.double().norm() for gradient in finished.values()]).norm().item()
+        stepped = float(engine.get_global_grad_norm())
+        check(f"evaluation keeps the step's scale: {stepped}, {norm}", abs(stepped / norm - 1) < 1e-5)
+
     # Labels and padding as Hugging Face collators give them are the same batch.
     ids = torch.zeros(2, 10, dtype=torch.long)
     ids[0], ids[1, :6] = torch.arange(10), torch.arange(6)
