@@ -84,6 +84,8 @@ def _to_sample(item: Any, name: str) -> Sample:
         raise ValueError(f"{name}: {len(labels)} labels for {len(tokens)} tokens")
     if mask is not None:
         mask = _whole_numbers(mask, f"{name}: attention_mask")
+        if mask.size and not (0 <= mask.min() and mask.max() <= 1):
+            raise ValueError(f"{name}: its attention mask holds other numbers than 0 and 1")
         length = int((mask != 0).sum())
         if mask.shape != tokens.shape or not (mask[:length] != 0).all():
             raise ValueError(f"{name}: its attention mask has gaps or padding in front: pad at the end, or do not pad")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from hotspa_plugin.integrations.deepspeed.batches import GlobalBatchLoader, as_global_batch
-from hotspa_plugin.integrations.deepspeed.checkpoint import CLIENT_STATE, check_saved_home
+from hotspa_plugin.integrations.deepspeed.checkpoint import CLIENT_STATE, SavedRun, check_checkpoint
 from hotspa_plugin.integrations.deepspeed.config_block import HotspaBlock
 from hotspa_plugin.integrations.deepspeed.home import HomeReduction, HomeWeights
 from hotspa_plugin.integrations.deepspeed.model_family import ModelFamily
@@ -188,7 +190,14 @@ class HotSwitchEngine:
 
     def save_checkpoint(self, save_dir: str, tag: str | None = None, client_state: Mapping[str, Any] | None = None,
                         **options: Any) -> bool:  # fmt: skip
-        """DeepSpeed's checkpoint, with the pool and the position in the data beside the client state."""
+        """DeepSpeed's checkpoint, with the pool and the position in the data beside the client state.
+
+        Raises ValueError, with nothing written, where ``save_dir`` is no folder or ``client_state`` no mapping.
+        """
+        if not isinstance(save_dir, (str, os.PathLike)) or os.path.isfile(save_dir):
+            raise ValueError(f"save_checkpoint: expected a folder, got {save_dir!r}, which is none")
+        if not isinstance(client_state or {}, Mapping) or CLIENT_STATE in (client_state or {}):
+            raise ValueError(f"save_checkpoint: client_state must be a mapping without the key {CLIENT_STATE!r}")
         state = {**(client_state or {}), CLIENT_STATE: self._state()}
         return self.deepspeed_engine.save_checkpoint(save_dir, tag=tag, client_state=state, **options)
 
@@ -197,9 +206,11 @@ class HotSwitchEngine:
     ) -> tuple[str | None, dict[str, Any]]:
         """Loads what ``save_checkpoint`` wrote, under the same home; the rest of the pool may have changed.
 
-        Returns (path, client state) as DeepSpeed does. Raises ValueError for another home, before anything is read.
+        Returns (path, client state) as DeepSpeed does. Raises ValueError for a tag that is not there, another home,
+        another model, and a ZeRO stage that keeps its state elsewhere, before anything changes.
         """
-        check_saved_home(load_dir, tag, str(self.pool.home))
+        wants_optimizer = options.get("load_optimizer_states", True) and not options.get("load_module_only", False)
+        check_checkpoint(load_dir, tag, run=self._run_to_save(), with_optimizer=wants_optimizer)
         path, state = self.deepspeed_engine.load_checkpoint(load_dir, tag=tag, **options)
         if path is None:
             return path, state
@@ -214,7 +225,14 @@ class HotSwitchEngine:
 
     def _state(self) -> dict[str, Any]:
         data = None if self.training_dataloader is None else self.training_dataloader.sampler.state_dict()
-        return {"pool": str(self.pool), "home": str(self.pool.home), "data": data}
+        return {"pool": str(self.pool), "data": data, **dataclasses.asdict(self._run_to_save())}
+
+    def _run_to_save(self) -> SavedRun:
+        return SavedRun(
+            home=str(self.pool.home),
+            zero_stage=int(self.deepspeed_engine.zero_optimization_stage()),
+            shapes={tensor.name: tuple(tensor.shape) for tensor in self._family.home_layout.tensors},
+        )
 
     # ------------------------------------------------------------ whole tensors
 

@@ -77,11 +77,19 @@ def save(*, family: str, config: dict[str, Any], folder: str) -> None:
     engine.save_checkpoint(folder)
 
 
-def load(*, family: str, config: dict[str, Any], folder: str) -> None:
+def load(*, family: str, config: dict[str, Any], folder: str, sizes: dict | None = None, **options: Any) -> None:
+    """Loads what ``save`` wrote; where that is refused nothing may have changed."""
     prepare()
     import hotspa_plugin.deepspeed as hotspa
 
-    hotspa.initialize(model=make_model(family), config=config)[0].load_checkpoint(folder)
+    engine = hotspa.initialize(model=make_model(family, **(sizes or {})), config=config)[0]
+    before = _everything(engine)
+    try:
+        engine.load_checkpoint(folder, **options)
+    except ValueError:
+        assert engine.global_steps == 0 and all(map(torch.equal, before, _everything(engine)))
+        raise
+    assert engine.global_steps == (0 if options.get("load_module_only") else 1)
 
 
 def _everything(engine) -> list[torch.Tensor | None]:
@@ -133,6 +141,7 @@ def _refuse(found: Findings, engine) -> None:
         ("label", [{"input_ids": [1, 2], "labels": [1, 99]}], "sample 0", "label 99"),
         ("labels", [{"input_ids": [1, 2, 3], "labels": [1]}], "sample 0", "1 labels for 3 tokens"),
         ("gap", [{"input_ids": [1, 2, 3], "attention_mask": [0, 1, 1]}], "sample 0", "pad at the end"),
+        ("mask", [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 2]}], "sample 0", "other numbers than 0 and 1"),
         ("one token each", [[1], [2]], "batch: has no target token"),
         ("ignored", [{"input_ids": [1, 2], "labels": [-100, -100]}], "batch: has no target token"),
         ("shape", torch.zeros(3, dtype=torch.long), "shape (3,)"),
@@ -235,6 +244,7 @@ def exercise(*, folder: str) -> Findings:
 
         loaded = dict(AutoModelForCausalLM.from_pretrained(folder + "/exported").named_parameters())
         check("exported", all(torch.equal(loaded[n], v) for n, v in after.items()))
+    _refuse_checkpoints(found, engine, folder)
     refuses("DeepSpeed's export", lambda: engine.save_16bit_model(folder), "save_pretrained")
     return found
 
@@ -349,3 +359,18 @@ def _read_wandb(path: str) -> dict[str, float]:
         for item in record.history.item:
             values[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
     return values
+
+
+def _refuse_checkpoints(found: Findings, engine, folder: str) -> None:
+    """What neither saves nor loads: one line each, and the folder stays as it was."""
+    refuses = found.refuses
+    refuses("client state", lambda: engine.save_checkpoint(folder + "/c", client_state=[1]), "must be a mapping")
+    refuses("own key", lambda: engine.save_checkpoint(folder + "/c", client_state={"hotspa": 1}), "without the key")
+    refuses("no folder", lambda: engine.save_checkpoint(None), "expected a folder, got None")
+    file = folder + "/exported/config.json"
+    refuses("a file", lambda: engine.save_checkpoint(file), "expected a folder", "config.json")
+    found.check("nothing was written", not os.path.exists(folder + "/c"))
+    refuses("nowhere", lambda: engine.load_checkpoint(None), "expected a folder, got None")
+    refuses("tag without any", lambda: engine.load_checkpoint(folder, tag="x"), "no checkpoint x: it has none")
+    engine.save_checkpoint(folder + "/c", tag="one")
+    refuses("another tag", lambda: engine.load_checkpoint(folder + "/c", tag="x"), "no checkpoint x: it has one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 
 import pytest
@@ -132,6 +133,22 @@ def test_another_home_is_refused_by_name(workers, tmp_path):
     config["hotspa"]["home"] = "tp4"
     with pytest.raises(ValueError, match=r"saved with home tp2, this run has home tp4: set hotspa.home to tp2"):
         workers.run(f"{ENGINE_WORK}:load", family="llama", config=config, folder=str(tmp_path))
+
+
+def test_another_model_or_stage_is_refused_before_anything_changes(workers, tmp_path):
+    folder = str(tmp_path)
+    configs = {stage: work.ds_config(pool=POOL, stage=stage) for stage in (0, 1, 2, 3)}
+    workers.run(f"{ENGINE_WORK}:save", family="llama", config=configs[1], folder=folder)
+    load = functools.partial(workers.run, f"{ENGINE_WORK}:load", folder=folder)
+    with pytest.raises(ValueError, match=r"another model: it has model.* of shape \(.*\), this run has .* of shape"):
+        load(family="llama", config=configs[1], sizes={"intermediate_size": 128})
+    with pytest.raises(ValueError, match=r"another model: it has no .*bias, this run has .*bias of shape \(16,\)"):
+        load(family="qwen2", config=configs[1])
+    for stage in (0, 3):
+        with pytest.raises(ValueError, match=rf"saved at ZeRO stage 1, this run is at {stage}: set zero_optimization"):
+            load(family="llama", config=configs[stage])
+    load(family="llama", config=configs[2])  # the same state in the same files
+    load(family="llama", config=configs[0], load_module_only=True)
 
 
 @pytest.mark.parametrize("what", ["refuse_batches", "exercise", "feed"])
