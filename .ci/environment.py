@@ -168,7 +168,8 @@ def set_up(target, version, path):
     pip = [str(programs / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
     run_step(venv, f"installing {torch} (several minutes the first time)", pip + [torch])
     run_step(
-        venv, "installing hotspa-plugin, megatron-core and test tools",
+        venv,
+        "installing hotspa-plugin, megatron-core and test tools",
         pip + [torch, "--editable", ".[megatron,deepspeed,test]"],
     )
     stamp.write_text(digest)

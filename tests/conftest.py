@@ -1,4 +1,4 @@
-"""Options of a test run: ``--minutes`` ends it early, ``--record`` leaves what ran; tests that need a GPU are skipped."""
+"""Options of a test run: ``--minutes`` ends it early, ``--record`` leaves what ran; tests that need a GPU skip."""
 
 import datetime
 import importlib.metadata
@@ -27,7 +27,9 @@ def pytest_addoption(parser):
         metavar="FILE",
         help="write versions and counts of this run to FILE, as JSON",
     )
-    parser.addoption("--record-as", default="", metavar="NAME", help="what the recorded run is called; default: what ran")
+    parser.addoption(
+        "--record-as", default="", metavar="NAME", help="what the recorded run is called; default: what ran"
+    )
 
 
 def pytest_configure(config):

@@ -29,7 +29,9 @@ def run_of(megatron, *, passed=3, failed=0, date="2026-01-01"):
 
 def test_a_newer_run_of_the_same_versions_replaces_the_older_one_and_failures_are_left_out(table):
     newer = run_of("0.19.2", passed=4, date="2026-01-02")
-    runs = table.merge([run_of("0.19.2"), run_of("0.16.1")], [newer, run_of("0.18.2", failed=1), run_of("0.17.1", passed=0)])
+    runs = table.merge(
+        [run_of("0.19.2"), run_of("0.16.1")], [newer, run_of("0.18.2", failed=1), run_of("0.17.1", passed=0)]
+    )
     assert runs == [newer, run_of("0.16.1")]
     assert "| core | 3.12.1 | 2.14.1 | 0.19.2 | – | – | – | 4 | 0 | 2026-01-02 |" in table.render(runs)
 

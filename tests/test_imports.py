@@ -13,8 +13,8 @@ ROOT = pathlib.Path(hotspa_plugin.__file__).parent
 
 # Lowest first; a package may import itself and those before it. cost is free of data: it prices lengths.
 LAYERS = [
-    "compatibility", "strategy", "topology", "layout", "resharding", "process_groups", "cost", "data", "search", "config", "runtime", "cpu",
-    "report", "integrations",
+    "compatibility", "strategy", "topology", "layout", "resharding", "process_groups", "cost", "data", "search",
+    "config", "runtime", "cpu", "report", "integrations",
     "deepspeed", "megatron_adaptor", "launch",  # one-line doors to the integrations
     "fuzz", "cli", "__main__",
 ]  # fmt: skip

@@ -119,9 +119,7 @@ def choose_rivals(
     return rivals
 
 
-def _deepspeed(
-    contenders: list[Contender], predicted: dict[str, float], left_out: dict[str, str]
-) -> list[Contender]:
+def _deepspeed(contenders: list[Contender], predicted: dict[str, float], left_out: dict[str, str]) -> list[Contender]:
     """The static strategy that is predicted fastest, trained by DeepSpeed's engine with ZeRO 1."""
     fastest = next((c for c in contenders if c.kind == "static"), None)
     if fastest is None or importlib.util.find_spec("deepspeed") is None:

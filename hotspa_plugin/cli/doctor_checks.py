@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 
 from hotspa_plugin import __version__
-from hotspa_plugin.compatibility import TESTED, installed_version, judge
 from hotspa_plugin.cli.options import RANK_MEMORY_BYTES, available_memory_bytes
+from hotspa_plugin.compatibility import TESTED, installed_version, judge
 
 NEEDED = ("torch", "megatron-core")
 OPTIONAL = ("transformer-engine", "deepspeed", "transformers", "tokenizers", "numpy", "pydantic")

@@ -42,20 +42,38 @@ class RankRange(click.ParamType):
 )
 @options.seed_option
 @click.option(
-    "--ranks", "rank_range", type=RankRange(), default="2..8", show_default=True, metavar="2..8",
+    "--ranks",
+    "rank_range",
+    type=RankRange(),
+    default="2..8",
+    show_default=True,
+    metavar="2..8",
     help="Fewest and most ranks; switches, which need no processes, go up to twice as many.",
 )
 @click.option(
-    "--kind", type=click.Choice(list(KINDS)), default="both", show_default=True,
+    "--kind",
+    type=click.Choice(list(KINDS)),
+    default="both",
+    show_default=True,
     help="Switches and flushes in one process, whole steps over gloo, or both (one case in nine a step).",
 )
 @click.option("--replay", metavar="JSON", help="Run one case as a failure printed it.")
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=120.0, show_default="120",
-    metavar="SECONDS", help="What takes longer counts as a hang.",
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default="120",
+    metavar="SECONDS",
+    help="What takes longer counts as a hang.",
 )
 @click.option(
-    "--shrink", "shrink_s", type=click.FloatRange(min=0), default=120.0, show_default="120", metavar="SECONDS",
+    "--shrink",
+    "shrink_s",
+    type=click.FloatRange(min=0),
+    default=120.0,
+    show_default="120",
+    metavar="SECONDS",
     help="How long to look for a smaller case that fails the same way.",
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the result there.")

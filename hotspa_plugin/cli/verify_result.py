@@ -75,9 +75,7 @@ def _is_result(path: Path, format: str) -> bool:
     return isinstance(content, dict) and content.get("format") == format
 
 
-def write_json(
-    path: Path, result: Mapping[str, Any], settings: Mapping[str, Any], *, format: str = FORMAT
-) -> None:
+def write_json(path: Path, result: Mapping[str, Any], settings: Mapping[str, Any], *, format: str = FORMAT) -> None:
     """Writes the result whole or not at all. Numbers that are not finite become text, which JSON allows."""
     planning_options.write_json(path, _as_json({"format": format, **result, "settings": settings}))
 

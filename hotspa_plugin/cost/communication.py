@@ -106,9 +106,7 @@ class CommunicationModel:
             seconds += costs.max_card_bytes / self._inter_bytes_per_s
         return seconds
 
-    def least_transition_s(
-        self, home_parameters: int, strategy_parameters: int, *, gradient_bytes: int = 4
-    ) -> float:
+    def least_transition_s(self, home_parameters: int, strategy_parameters: int, *, gradient_bytes: int = 4) -> float:
         """A lower bound of a transition's seconds, from the parameters of a rank under both: what it must lack."""
         both_bytes = self._profile.memory.parameter_bytes + gradient_bytes
         lacking = max(0, strategy_parameters - home_parameters)

@@ -37,8 +37,10 @@ def enable() -> None:
     if _patches is not None:
         return
     if torch.cuda.is_available():
-        raise RuntimeError("hotspa_plugin.cpu is for machines without CUDA, but a CUDA device is present: "
-                           "do not enable it, or hide the device with CUDA_VISIBLE_DEVICES=''")
+        raise RuntimeError(
+            "hotspa_plugin.cpu is for machines without CUDA, but a CUDA device is present: "
+            "do not enable it, or hide the device with CUDA_VISIBLE_DEVICES=''"
+        )
     # Megatron asks for it where tensor parallel > 1 on devices older than Blackwell; it has no effect on CPU.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")

@@ -4,9 +4,9 @@ Random models have tensors whose gradient is what is left after much larger part
 norm, say, which softmax hardly sees. There one process in fp32 is as far from the truth as any other order of
 additions, and so is a static run, in which nothing is switched. The truth is one process in fp64.
 
-In the case that is kept among the tests the bias of one key norm is off by 2.4e-5 of its norm, under hot switching as in
-the static run. Its *absolute* error, 8e-10, is that of the other norms of the model (5e-10 to 2e-9), whose gradients are
-20 to 100 times as large: what is small is what was left of the sum, not the care with which it was added.
+In the case that is kept among the tests the bias of one key norm is off by 2.4e-5 of its norm, under hot switching as
+in the static run. Its *absolute* error, 8e-10, is that of the other norms of the model (5e-10 to 2e-9), whose gradients
+are 20 to 100 times as large: what is small is what was left of the sum, not the care with which it was added.
 """
 
 from __future__ import annotations

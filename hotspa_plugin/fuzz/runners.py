@@ -82,7 +82,11 @@ class StepRunner:
         if self._pool is None or self._pool.num_ranks != num_ranks:
             self.__exit__()
             self._pool = WorkerPool(
-                num_ranks, extra_reference=True, device="cpu", env=self._env, collective_timeout_s=self._timeout_s,
+                num_ranks,
+                extra_reference=True,
+                device="cpu",
+                env=self._env,
+                collective_timeout_s=self._timeout_s,
                 settle_s=1.0,
             )
         elif not self._pool.usable:
@@ -132,7 +136,9 @@ def _failed(case: FuzzCase, error: Exception) -> Outcome:
     if isinstance(failure, RankFailure):
         cause = failure.cause
         status = {
-            FailureKind.STUCK: Status.HUNG, FailureKind.PEER_LOST: Status.HUNG, FailureKind.USER: Status.LATE,
+            FailureKind.STUCK: Status.HUNG,
+            FailureKind.PEER_LOST: Status.HUNG,
+            FailureKind.USER: Status.LATE,
         }.get(cause.kind, Status.CRASHED)
         return Outcome(case=case, status=status, detail=str(failure))
     return Outcome(case=case, status=Status.CRASHED, detail=f"{type(error).__name__}: {error}")

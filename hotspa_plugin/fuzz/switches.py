@@ -76,7 +76,12 @@ class _World:
             executors = [
                 [
                     ReshardExecutor(
-                        plan, rank, mail.transport(rank), sources[rank], destinations[rank], case.switch_memory_bytes,
+                        plan,
+                        rank,
+                        mail.transport(rank),
+                        sources[rank],
+                        destinations[rank],
+                        case.switch_memory_bytes,
                         staging=staging[rank],
                     )
                     for rank in self._ranks

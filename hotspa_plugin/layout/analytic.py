@@ -105,7 +105,14 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _cut(
-    parameter: _Parameter, *, tensor: int, layer: int | None, local_name: str, tp: int, tp_rank: int, partial: bool,
+    parameter: _Parameter,
+    *,
+    tensor: int,
+    layer: int | None,
+    local_name: str,
+    tp: int,
+    tp_rank: int,
+    partial: bool,
     stage_copy: int = 0,
 ) -> list[Shard]:
     """The shards of one parameter on tensor-parallel rank ``tp_rank``."""
@@ -225,7 +232,12 @@ def gpt_layout(
                 found += _cut(p, tensor=index[p.name], layer=None, local_name=p.name, partial=partial(p), **common)
             if sizes.tied_embeddings and pp > 1:
                 found += _cut(
-                    first[0], tensor=0, layer=None, local_name="output_layer.weight", partial=True, stage_copy=1,
+                    first[0],
+                    tensor=0,
+                    layer=None,
+                    local_name="output_layer.weight",
+                    partial=True,
+                    stage_copy=1,
                     **common,
                 )
         return tuple(found)

@@ -139,8 +139,17 @@ class ShardLayout:
             [dataclasses.astuple(spec) for spec in self.tensors],
             [
                 [
-                    (s.tensor, s.region.low, s.region.high, s.parameter, s.storage_offset, s.strides,
-                     s.stage_copy, s.tp_copy, s.gradient_class.value)
+                    (
+                        s.tensor,
+                        s.region.low,
+                        s.region.high,
+                        s.parameter,
+                        s.storage_offset,
+                        s.strides,
+                        s.stage_copy,
+                        s.tp_copy,
+                        s.gradient_class.value,
+                    )
                     for s in holding
                 ]
                 for holding in self.holdings

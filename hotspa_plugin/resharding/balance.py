@@ -122,8 +122,7 @@ def solve_balance(demands: Sequence[Demand], classes: Sequence[NodeClass], *, bo
             lacking = [
                 r
                 for r in roles
-                if nodes.destination_holding[r] in demand.destinations
-                and nodes.source_holding[r] not in demand.sources
+                if nodes.destination_holding[r] in demand.destinations and nodes.source_holding[r] not in demand.sources
             ]
             m = sum(len(nodes.columns_of_role[r]) for r in lacking)
             if m == 0:
@@ -191,6 +190,4 @@ def solve_balance(demands: Sequence[Demand], classes: Sequence[NodeClass], *, bo
         for number, at, lacking, m, sends, enters in ([] if bounds_only else pending)
     )
     across = {number: {key: float(x[c]) for key, c in cs.items()} for number, cs in across_columns.items()}
-    return Balance(
-        flows=flows, across=across, max_send_bytes=best_send * unit, max_card_bytes=best_card * unit
-    )
+    return Balance(flows=flows, across=across, max_send_bytes=best_send * unit, max_card_bytes=best_card * unit)

@@ -128,8 +128,10 @@ def flush_costs(flush: ReshardPlan, switch: ReshardPlan) -> dict[str, int]:
             continue
         start, stop = flush.cells.bounds_of_group(group)
         found["replicated_bound"] += (stop - start) * int(sizes[group]) * _fewest_messages(ours, theirs)
-    return {f"flush_{name.replace('_bound', '')}_bytes" + ("_bound" if "_bound" in name else ""): value
-            for name, value in found.items()}
+    return {
+        f"flush_{name.replace('_bound', '')}_bytes" + ("_bound" if "_bound" in name else ""): value
+        for name, value in found.items()
+    }
 
 
 def _fewest_messages(ours: GroupCopies, theirs: GroupCopies) -> int:
@@ -140,9 +142,7 @@ def _fewest_messages(ours: GroupCopies, theirs: GroupCopies) -> int:
     if not targets.is_identical:
         return sum(rank not in at_home for rank in readers.rank.tolist())
     num_copies = len(np.unique(targets.tp_copy))
-    inside = [
-        len(np.intersect1d(readers.rank, targets.rank[targets.dp_rank == d])) for d in np.unique(targets.dp_rank)
-    ]
+    inside = [len(np.intersect1d(readers.rank, targets.rank[targets.dp_rank == d])) for d in np.unique(targets.dp_rank)]
     best = max(inside)
     # A replica of home whose own ranks read more than it costs to join it to another replica stays apart.
     apart = sum(min(0, num_copies - 1 - count) for count in sorted(inside)[:-1])

@@ -246,8 +246,13 @@ def cut_cells(source: ShardLayout, destination: ShardLayout) -> CellTable:
         mine = (on_destination == bool(side)) & (new_index[cell] >= 0)
         shard_row = row[mine] - side * num_source
         sides.append(
-            _incidences(new_index[cell[mine]], table.holding[shard_row], table.shard[shard_row], len(used),
-                        len(table.first_of_holding))
+            _incidences(
+                new_index[cell[mine]],
+                table.holding[shard_row],
+                table.shard[shard_row],
+                len(used),
+                len(table.first_of_holding),
+            )
         )
     box_low, box_high = cell_low[used], cell_high[used]
     shape = box_high - box_low

@@ -114,7 +114,10 @@ class ReshardExecutor:
         self._stream = SideStream(self._device)
         self._stage_locals = self._overlaps()
         self._rounds = rounds_of_rank(
-            plan, rank, memory_budget_bytes=memory_budget_bytes, converted=wire_dtype is not None,
+            plan,
+            rank,
+            memory_budget_bytes=memory_budget_bytes,
+            converted=wire_dtype is not None,
             stage_all=self._stage_locals or wire_dtype is not None,
         )
         if self._stage_locals and len(self._rounds) > plan.num_hops:
@@ -200,8 +203,13 @@ class ReshardExecutor:
     def _steps(self) -> list[Steps]:
         buffer = self._staging.reserve(self._predicted, self._device)
         resolver = Resolver(
-            plan=self._plan, rank=self._rank, sides=self._sides, dtypes=self._dtypes, wire_dtype=self._wire_dtype,
-            stage_locals=self._stage_locals, buffer=buffer,
+            plan=self._plan,
+            rank=self._rank,
+            sides=self._sides,
+            dtypes=self._dtypes,
+            wire_dtype=self._wire_dtype,
+            stage_locals=self._stage_locals,
+            buffer=buffer,
         )
         if not self._overlaps_hops:
             return [resolver.resolve(r, n) for r, n in zip(self._rounds, self._needed, strict=True)]

@@ -47,8 +47,13 @@ class PlanCache:
         if kept is not None:
             routes, digest = kept
             plan = ReshardPlan(
-                source=source, destination=destination, policy=policy, cells=cut_cells(source, destination),
-                routes=routes, node_of_rank=nodes, card_of_rank=cards,
+                source=source,
+                destination=destination,
+                policy=policy,
+                cells=cut_cells(source, destination),
+                routes=routes,
+                node_of_rank=nodes,
+                card_of_rank=cards,
             )
             if plan.digest() == digest:
                 return plan
@@ -71,7 +76,7 @@ def _read(path: pathlib.Path) -> tuple[Routes, str] | None:
         with np.load(path, allow_pickle=False) as found:
             routes = Routes(**{field.name: found[field.name] for field in dataclasses.fields(Routes)})
             return routes, str(found["digest"])
-    # A damaged archive is reported in any of these ways (NotImplementedError: by flags of compression that make no sense).
+    # A damaged archive is reported in any of these ways (NotImplementedError: by senseless flags of compression).
     except (OSError, KeyError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error):
         return None
 

@@ -71,7 +71,12 @@ def build_switch_plan(
     extra = _repeated_holdings(cells, destination, hop=int(routes.hop.max(initial=0)) + 1)
     routes = Routes.concatenate([routes, *extra])
     return ReshardPlan(
-        source=source, destination=destination, policy=policy, cells=cells, routes=routes, node_of_rank=nodes,
+        source=source,
+        destination=destination,
+        policy=policy,
+        cells=cells,
+        routes=routes,
+        node_of_rank=nodes,
         card_of_rank=cards,
     )
 

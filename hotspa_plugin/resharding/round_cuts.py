@@ -45,9 +45,7 @@ def item_sizes(plan: ReshardPlan) -> np.ndarray:
     return np.maximum(sizes, 4) if plan.accumulate else sizes
 
 
-def cut_rounds(
-    plan: ReshardPlan, hop: int, memory_budget_bytes: int | None, *, stage_all: bool = False
-) -> np.ndarray:
+def cut_rounds(plan: ReshardPlan, hop: int, memory_budget_bytes: int | None, *, stage_all: bool = False) -> np.ndarray:
     """Positions that cut a hop into rounds, ascending: one round without a budget.
 
     Rounds end where cells end, except where one cell alone exceeds the budget. All contributions to one element

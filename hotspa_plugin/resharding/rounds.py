@@ -159,9 +159,7 @@ def rounds_of_rank(
 
 def clip(routes: Routes, start: int, stop: int) -> Routes:
     """The parts of routes that lie in positions ``[start, stop)``."""
-    clipped = dataclasses.replace(
-        routes, start=np.maximum(routes.start, start), stop=np.minimum(routes.stop, stop)
-    )
+    clipped = dataclasses.replace(routes, start=np.maximum(routes.start, start), stop=np.minimum(routes.stop, stop))
     return clipped.select(clipped.stop > clipped.start)
 
 
@@ -174,7 +172,11 @@ def _round(plan: ReshardPlan, rank: int, hop: int, moves: Moves, stage_all: bool
         plan, moves, np.flatnonzero(is_sent & ~is_received), moves.destination_rank, source.contiguous, stage_all
     )
     receives = _messages(
-        plan, moves, np.flatnonzero(is_received & ~is_sent), moves.source_rank, destination.contiguous,
+        plan,
+        moves,
+        np.flatnonzero(is_received & ~is_sent),
+        moves.source_rank,
+        destination.contiguous,
         plan.accumulate or stage_all,
     )
     return Round(

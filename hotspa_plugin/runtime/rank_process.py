@@ -129,7 +129,12 @@ def _join_process_group(connection: Connection, spec: RankSpec) -> None:
         listener = socket.create_server((address, 0))
         port = listener.getsockname()[1]
         store = dist.TCPStore(
-            address, port, spec.num_ranks, is_master=True, timeout=store_timeout, wait_for_workers=False,
+            address,
+            port,
+            spec.num_ranks,
+            is_master=True,
+            timeout=store_timeout,
+            wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
     # Imports take very different times on a busy machine: nobody's timeout runs before all are through.

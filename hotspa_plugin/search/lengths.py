@@ -81,8 +81,10 @@ def _read_histogram(path: Path) -> _Histogram:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "top level"
-        raise ValueError(f"{path}: {where}: {first['msg']}; a histogram has bins of over_tokens, up_to_tokens and "
-                         "percent_of_sequences") from None
+        raise ValueError(
+            f"{path}: {where}: {first['msg']}; a histogram has bins of over_tokens, up_to_tokens and "
+            "percent_of_sequences"
+        ) from None
     if sum(b.percent_of_sequences for b in histogram.bins) <= 0:
         raise ValueError(f"{path}: the histogram is empty: give at least one bin with percent_of_sequences over 0")
     for number, b in enumerate(histogram.bins, start=1):

@@ -35,9 +35,7 @@ def paper_settings() -> list[PaperSetting]:
         match = re.fullmatch(r"(\S+) on (\d+)(, .*)?", name)
         assert match, name
         entries = tuple(
-            PoolEntry(
-                strategy=ParallelStrategy(tp=row.tp, pp=row.pp, dp=row.dp), bound_tokens=row.up_to_tokens
-            )
+            PoolEntry(strategy=ParallelStrategy(tp=row.tp, pp=row.pp, dp=row.dp), bound_tokens=row.up_to_tokens)
             for row in rows
         )
         settings.append(PaperSetting(name=name, model=match[1], num_ranks=int(match[2]), entries=entries))

@@ -102,9 +102,7 @@ def _gigabytes(num_bytes: float) -> str:
 class PoolSearch:
     """Searches over pools for some sampled batches (lengths in tokens, shape ``[num_sequences]`` each)."""
 
-    def __init__(
-        self, model: StepModel, candidates: Sequence[ParallelStrategy], batches: Sequence[np.ndarray]
-    ) -> None:
+    def __init__(self, model: StepModel, candidates: Sequence[ParallelStrategy], batches: Sequence[np.ndarray]) -> None:
         self._model = model
         self._candidates = list(candidates)
         self._longest = int(max(batch.max() for batch in batches))

@@ -109,16 +109,12 @@ class StepModel:
                 micro_batch_tokens=tokens,
             )
             away_s = self.transition(pool.home, strategy).total_s
-            options.append(
-                StrategyOption(spec=spec, cost=self.profile.stage(strategy).cost, transition_s=away_s)
-            )
+            options.append(StrategyOption(spec=spec, cost=self.profile.stage(strategy).cost, transition_s=away_s))
         return options
 
     @functools.cached_property
     def _reduce_s(self):
-        return functools.cache(
-            lambda home: self.communication.reduce_s(home, self.memory.num_parameters(home))
-        )
+        return functools.cache(lambda home: self.communication.reduce_s(home, self.memory.num_parameters(home)))
 
     def home_time(self, home: ParallelStrategy, last_micro_batch_s: float) -> StepTime:
         """What a step costs at home beside its buckets: the gradient reduction left exposed, and the optimizer."""

@@ -64,7 +64,9 @@ def test_an_impossible_memory_limit_names_the_nearest_possible(capsys):
 
 
 def test_lengths_over_every_strategy_are_refused(capsys):
-    said = error(["plan", "--model", "llama-13b", "--gpus", "8", "--lengths", "uniform:900000-900000", "--no-recompute"], capsys)
+    said = error(
+        ["plan", "--model", "llama-13b", "--gpus", "8", "--lengths", "uniform:900000-900000", "--no-recompute"], capsys
+    )
     assert "sequences of 900000 tokens are more than any strategy can hold" in said and "the most is" in said
 
 
@@ -87,7 +89,10 @@ def test_useless_histograms_are_refused(capsys, tmp_path, content, reason):
 def test_lengths_may_come_from_a_file_or_a_histogram(capsys, tmp_path):
     (tmp_path / "lengths.txt").write_text("100\n200\n3000\n16000\n")
     assert run([*PLAN, "--lengths", "lengths.txt", "--no-recompute"]) == 0
-    bins = [{"over_tokens": 0, "up_to_tokens": 512, "percent_of_sequences": 99}, {"over_tokens": 8192, "percent_of_sequences": 1}]
+    bins = [
+        {"over_tokens": 0, "up_to_tokens": 512, "percent_of_sequences": 99},
+        {"over_tokens": 8192, "percent_of_sequences": 1},
+    ]
     (tmp_path / "histogram.json").write_text(json.dumps({"bins": bins}))
     assert run([*PLAN, "--lengths", "histogram.json", "--no-recompute"]) == 0
     capsys.readouterr()

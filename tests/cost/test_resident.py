@@ -7,9 +7,15 @@ from hotspa_plugin.layout.analytic import GPTSizes
 from hotspa_plugin.strategy import StrategyPool
 
 SIZES = GPTSizes(
-    num_layers=2, hidden_size=8, ffn_hidden_size=16, num_attention_heads=2, vocab_size=10, gated_mlp=False, dtype="float32"
+    num_layers=2,
+    hidden_size=8,
+    ffn_hidden_size=16,
+    num_attention_heads=2,
+    vocab_size=10,
+    gated_mlp=False,
+    dtype="float32",
 )
-# Per layer: qkv 3*8*8, projection 8*8, both MLP matrices 2*8*16, two norms of 8; embedding and output 10*8 each, last norm.
+# Per layer: qkv 3*8*8, projection 8*8, both MLP matrices 2*8*16, two norms of 8; embedding and output 10*8, last norm.
 LAYER = 192 + 64 + 256 + 16
 WHOLE = 2 * LAYER + 2 * 80 + 8
 
@@ -45,7 +51,11 @@ def test_what_overlaps_stands_beside_each_strategy():
     both = memory_of("tp2:64 tp1:96 pp2:128", overlap_flush=True, overlap_prefetch=True)
     norms = 2 * 16 + 8
     half = norms + (WHOLE - norms) // 2
-    assert [b.slab_bytes - a.slab_bytes for a, b in zip(plain, flushing, strict=True)] == [WHOLE * 4, half * 4, WHOLE * 4]
+    assert [b.slab_bytes - a.slab_bytes for a, b in zip(plain, flushing, strict=True)] == [
+        WHOLE * 4,
+        half * 4,
+        WHOLE * 4,
+    ]
     assert [b.slab_bytes - a.slab_bytes for a, b in zip(flushing, both, strict=True)] == [WHOLE * 4, half * 4, 0]
 
 

@@ -35,7 +35,10 @@ def run(rank: int, num_ranks: int, backend: str, rendezvous: str) -> None:
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     dist.init_process_group(
-        backend, init_method=f"file://{rendezvous}", rank=rank, world_size=num_ranks,
+        backend,
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=num_ranks,
         timeout=datetime.timedelta(seconds=120),
     )
     other_group = dist.new_group(list(range(num_ranks)))

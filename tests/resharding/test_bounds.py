@@ -47,8 +47,9 @@ def send_bound_rank_by_rank(source, destination, nodes):
                 load.setdefault(rank, []).append((c, (len(inside) - 1) * num_bytes))
             if len(near):
                 sends = {int(r): column() for r in near}
-                equal.append(([*((c, 1) for c in sends.values()), *((c, len(inside) - 1) for c in gates.values())],
-                              len(inside)))
+                equal.append(
+                    ([*((c, 1) for c in sends.values()), *((c, len(inside) - 1) for c in gates.values())], len(inside))
+                )
                 if gates:
                     at_most.append(([(c, 1) for c in gates.values()], 1))
                 for rank, c in sends.items():
@@ -136,7 +137,7 @@ def test_known_volumes():
 @pytest.mark.parametrize("policy", ["fcfs", "round_robin", "multi_node_round_robin", "greedy", "new_greedy"])
 def test_balanced_never_loses_to_a_policy_of_hotspa(policy):
     nodes = node_of_rank(16, 8)
-    for (a, b) in [((4, 2), (1, 1)), ((4, 2), (4, 1)), ((2, 1), (1, 2)), ((1, 4), (8, 1)), ((4, 1), (2, 2))]:
+    for a, b in [((4, 2), (1, 1)), ((4, 2), (4, 1)), ((2, 1), (1, 2)), ((1, 4), (8, 1)), ((4, 1), (2, 2))]:
         source, destination = (gpt_layout(LLAMA_7B, tp=tp, pp=pp, dp=16 // (tp * pp)) for tp, pp in (a, b))
         ours = plan_costs(build_switch_plan(source, destination, node_of_rank=nodes))
         theirs = plan_costs(build_switch_plan(source, destination, policy=policy, node_of_rank=nodes))

@@ -245,8 +245,13 @@ def random_pairs(draw):
         stages = tuple(np.diff([0, *cuts, sizes.num_layers]).tolist())  # uneven, even empty
         found.append(
             gpt_layout(
-                sizes, tp=tp, pp=pp, dp=num_ranks // (tp * pp), sequence_parallel=draw(st.booleans()),
-                vocab_divisor=12, layers_of_stage=stages,
+                sizes,
+                tp=tp,
+                pp=pp,
+                dp=num_ranks // (tp * pp),
+                sequence_parallel=draw(st.booleans()),
+                vocab_divisor=12,
+                layers_of_stage=stages,
             )
         )
     return found[0], found[1], node_of_rank(num_ranks, draw(st.sampled_from([1, 2, 3, 4, 8, 16])))

@@ -111,9 +111,7 @@ def test_oracle_catches_a_tied_gradient_added_to_both_holders():
     plan = flush_of(2, 2, 2, 1, sp_home=True, sp=True)
     verify_flush(plan)
     rows = routes_of(plan, "embedding.word_embeddings.weight") & (plan.routes.destination_side == 1)
-    both = dataclasses.replace(
-        plan.routes.select(rows), destination_rank=plan.routes.destination_rank[rows] + 4
-    )
+    both = dataclasses.replace(plan.routes.select(rows), destination_rank=plan.routes.destination_rank[rows] + 4)
     with pytest.raises(AssertionError, match="must not receive"):
         verify_flush(dataclasses.replace(plan, routes=Routes.concatenate([plan.routes, both])))
 
@@ -158,7 +156,9 @@ def tiny(regions_of_rank, *, shape=(8,), dtype="float32", name="w", label="a"):
         for regions in regions_of_rank
     ]
     return ShardLayout.from_ranks(
-        label=label, tensors=[TensorSpec(name=name, shape=shape, dtype=dtype)], shards_of_rank=shards,
+        label=label,
+        tensors=[TensorSpec(name=name, shape=shape, dtype=dtype)],
+        shards_of_rank=shards,
         dp_rank=[0] * len(shards),
     )
 
@@ -192,8 +192,14 @@ def test_a_rank_may_hold_one_region_twice():
     twice = [
         (
             Shard(tensor=0, region=Region(low=(0,), high=(8,)), parameter="in", storage_offset=0, strides=(1,)),
-            Shard(tensor=0, region=Region(low=(0,), high=(8,)), parameter="out", storage_offset=0, strides=(1,),
-                  stage_copy=1),
+            Shard(
+                tensor=0,
+                region=Region(low=(0,), high=(8,)),
+                parameter="out",
+                storage_offset=0,
+                strides=(1,),
+                stage_copy=1,
+            ),
         )
     ] * 2
     strategy = ShardLayout.from_ranks(
@@ -210,9 +216,7 @@ def test_a_rank_may_hold_one_region_twice():
 
 def test_gradient_classes_of_the_analytic_layout():
     without, with_sp = layout(SMALL, 4, 2, 1, False), layout(SMALL, 4, 2, 1, True)
-    classes = {
-        without.tensors[s.tensor].name: s.gradient_class for s in without.shards(0)
-    }
+    classes = {without.tensors[s.tensor].name: s.gradient_class for s in without.shards(0)}
     assert classes["decoder.final_layernorm.weight"] is GradientClass.IDENTICAL
     assert classes["decoder.layers.self_attention.q_layernorm.weight"] is GradientClass.PARTIAL
     assert all(s.gradient_class is GradientClass.PARTIAL for s in with_sp.shards(0))

@@ -78,8 +78,15 @@ def into_place(rank: int, num_ranks: int, device) -> Part:
 
 
 CASES = [
-    ring, unequal_all_to_all, several_messages_in_order, mixed_dtypes, most_ranks_idle, nobody_has_anything, large,
-    one_tensor_to_all, into_place,
+    ring,
+    unequal_all_to_all,
+    several_messages_in_order,
+    mixed_dtypes,
+    most_ranks_idle,
+    nobody_has_anything,
+    large,
+    one_tensor_to_all,
+    into_place,
 ]
 
 

@@ -13,12 +13,26 @@ from hotspa_plugin.resharding.plan import ReshardPlan
 from hotspa_plugin.resharding.transports import LoopbackWorld
 
 SMALL = GPTSizes(
-    num_layers=6, hidden_size=12, ffn_hidden_size=24, num_attention_heads=12, vocab_size=50, qk_norm=True, biases=True,
-    tied_embeddings=True, num_learned_positions=5, dtype="float32",
+    num_layers=6,
+    hidden_size=12,
+    ffn_hidden_size=24,
+    num_attention_heads=12,
+    vocab_size=50,
+    qk_norm=True,
+    biases=True,
+    tied_embeddings=True,
+    num_learned_positions=5,
+    dtype="float32",
 )
 LLAMA = GPTSizes(
-    num_layers=6, hidden_size=12, ffn_hidden_size=24, num_attention_heads=12, vocab_size=50, num_query_groups=6,
-    kv_channels=2, dtype="float32",
+    num_layers=6,
+    hidden_size=12,
+    ffn_hidden_size=24,
+    num_attention_heads=12,
+    vocab_size=50,
+    num_query_groups=6,
+    kv_channels=2,
+    dtype="float32",
 )
 
 

@@ -10,9 +10,9 @@ from hotspa_plugin.search import StrategyOption
 def least_seconds(options: list[StrategyOption], lengths: list[int], *, num_slots: int, time_limit_s: float = 20.0):
     """(best seconds found, lower bound).
 
-    Each replica of each option has ``num_slots`` micro-batches. Variables: x = sequence in slot, u = slot used, z = option
-    used, w = largest micro-batch of a replica, T = time of an option: the largest of its replicas' sums of micro-batches
-    plus (stages - 1) times w. Packed micro-batches only.
+    Each replica of each option has ``num_slots`` micro-batches. Variables: x = sequence in slot, u = slot used,
+    z = option used, w = largest micro-batch of a replica, T = time of an option: the largest of its replicas' sums of
+    micro-batches plus (stages - 1) times w. Packed micro-batches only.
     """
     slots = [(o, r, m) for o, opt in enumerate(options) for r in range(opt.spec.num_replicas) for m in range(num_slots)]
     replicas = sorted({(o, r) for o, r, _ in slots})
@@ -41,7 +41,9 @@ def least_seconds(options: list[StrategyOption], lengths: list[int], *, num_slot
                 upper[x + i * s + j] = 0.0
     for j, (o, r, m) in enumerate(slots):
         option = options[o]
-        row([(x + i * s + j, float(lengths[i])) for i in range(n)] + [(u + j, -option.spec.capacity_tokens)], -np.inf, 0)
+        row(
+            [(x + i * s + j, float(lengths[i])) for i in range(n)] + [(u + j, -option.spec.capacity_tokens)], -np.inf, 0
+        )
         row([(u + j, 1.0), (z + o, -1.0)], -np.inf, 0)
         of_slot = [(x + i * s + j, work[o][i]) for i in range(n)] + [(u + j, option.cost.c_s)]
         row([*of_slot, (w + replicas.index((o, r)), -1.0)], -np.inf, 0)

@@ -69,7 +69,9 @@ def test_everything_found_fits_and_is_a_valid_pool(model, batches):
 def test_impossible_limits_name_the_nearest_possible():
     small = StepModel(published_profile("llama-13b"), num_ranks=8, memory_limit_bytes=10**10)
     candidates = candidate_strategies(small.profile, 8)
-    with pytest.raises(ValueError, match=r"memory limit of 10.00 GB.*the least.*is (\d+\.\d+) GB, with (\S+)") as refused:
+    with pytest.raises(
+        ValueError, match=r"memory limit of 10.00 GB.*the least.*is (\d+\.\d+) GB, with (\S+)"
+    ) as refused:
         check_lengths(small, candidates, 4096)
     gigabytes = float(str(refused.value).rpartition(" is ")[2].split()[0])
     enough = StepModel(small.profile, num_ranks=8, memory_limit_bytes=round(gigabytes * 1e9 + 5e6))

@@ -26,7 +26,9 @@ def ranks():
 def test_layouts_are_those_of_megatron_s_local_layers(ranks, model, pool):
     if model == "grouped experts":
         pytest.skip("Megatron has no local layer of grouped experts")
-    for rank, strategies in enumerate(ranks.run("tests.transformer_engine.work:compare_layouts", pool=pool, model=model)):
+    for rank, strategies in enumerate(
+        ranks.run("tests.transformer_engine.work:compare_layouts", pool=pool, model=model)
+    ):
         for found in strategies:
             where = f"rank {rank}, {found['strategy']}"
             of_engine, of_local = found["engine layers"]

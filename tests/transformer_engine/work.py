@@ -1,4 +1,4 @@
-"""What the ranks of these tests do: build models of TransformerEngine's layers, read their layouts, switch between them.
+"""What the ranks of these tests do: build models of TransformerEngine's layers, read layouts, switch between them.
 
 TransformerEngine's layers can be built without a GPU, not run; nothing here runs one.
 """
@@ -22,7 +22,8 @@ VOCABULARY = 128
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"normalization": "RMSNorm", "gated_linear_unit": True, "add_bias_linear": False},
     "gpt": {"normalization": "LayerNorm", "add_bias_linear": True},
-    "q/k norms": {"normalization": "RMSNorm", "gated_linear_unit": True, "add_bias_linear": False, "qk_layernorm": True},
+    "q/k norms": {"normalization": "RMSNorm", "gated_linear_unit": True, "add_bias_linear": False,
+                  "qk_layernorm": True},
     "experts": {"normalization": "RMSNorm", "gated_linear_unit": True, "add_bias_linear": False, "num_moe_experts": 4,
                 "moe_ffn_hidden_size": 96},
     "grouped experts": {"normalization": "RMSNorm", "gated_linear_unit": True, "add_bias_linear": False,
@@ -105,7 +106,7 @@ def modules_of(pool: str, model: str, layers: str) -> list[Any]:
 
 
 def compare_layouts(pool: str, model: str) -> list[dict[str, Any]]:
-    """For every strategy: how TransformerEngine's layout differs from that of Megatron's local layers, and its kinds."""
+    """For every strategy: how TransformerEngine's layout differs from that of Megatron's layers, and its kinds."""
     start()
     found = []
     for ours, local in zip(
@@ -141,7 +142,8 @@ def _num_engine_layers(chunks: Any) -> int:
 
 def _places(layout: Any, rank: int) -> list[tuple]:
     return [
-        (layout.tensors[s.tensor].name, s.region.low, s.region.high, s.tp_copy, s.stage_copy) for s in layout.shards(rank)
+        (layout.tensors[s.tensor].name, s.region.low, s.region.high, s.tp_copy, s.stage_copy)
+        for s in layout.shards(rank)
     ]
 
 
@@ -223,7 +225,7 @@ def switch_and_flush(pool: str, model: str) -> list[RoundTrip] | None:
 
 
 def _spread(layout: Any, rank: int, values: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
-    """Gives each tensor's gradient to one data-parallel replica and stage: to all its identical copies, or to one part."""
+    """Gives each tensor's gradient to one data-parallel replica and stage: to its identical copies, or to one part."""
     from hotspa_plugin.layout import GradientClass
     from hotspa_plugin.runtime.global_view import shard_view
 

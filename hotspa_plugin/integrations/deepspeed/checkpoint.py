@@ -24,9 +24,7 @@ class SavedRun:
     shapes: dict[str, tuple[int, ...]]  # of whole parameters, by name
 
 
-def check_checkpoint(
-    folder: str | os.PathLike[str], tag: str | None, *, run: SavedRun, with_optimizer: bool
-) -> None:
+def check_checkpoint(folder: str | os.PathLike[str], tag: str | None, *, run: SavedRun, with_optimizer: bool) -> None:
     """Raises ValueError where ``run`` cannot load the checkpoint ``tag`` (None: the latest) of ``folder``.
 
     DeepSpeed itself would find out halfway, with some parameters changed already. A folder without a latest
@@ -52,7 +50,9 @@ def check_checkpoint(
 
 
 def _tags(folder: str | os.PathLike[str]) -> Sequence[str]:
-    found = [path for file in STATE_FILES for path in glob.glob(os.path.join(glob.escape(os.fspath(folder)), "*", file))]
+    found = [
+        path for file in STATE_FILES for path in glob.glob(os.path.join(glob.escape(os.fspath(folder)), "*", file))
+    ]
     return sorted({os.path.basename(os.path.dirname(path)) for path in found})
 
 

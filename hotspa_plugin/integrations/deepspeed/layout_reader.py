@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard as ShardPlacement
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Shard as ShardPlacement
 
 from hotspa_plugin.layout import GradientClass, Region, Shard, TensorSpec
 

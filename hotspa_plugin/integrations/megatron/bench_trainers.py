@@ -26,9 +26,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 def megatron_trainer(setup: Setup, contender: Contender, stopwatch: Stopwatch) -> Trainer:
     """Megatron's optimizer at home, as ``hotspa train`` builds it."""
-    spec = GPTSpec.from_config(
-        setup.model, padded_vocab_size=setup.sizes.vocab_size, max_positions=setup.max_positions
-    )
+    spec = GPTSpec.from_config(setup.model, padded_vocab_size=setup.sizes.vocab_size, max_positions=setup.max_positions)
     return Trainer(
         spec,
         contender.pool.check(world_size=dist.get_world_size(), model=spec.shape),

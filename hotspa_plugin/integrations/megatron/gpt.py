@@ -178,7 +178,7 @@ def whole_model_name(chunk: GPTModel, name: str) -> str:
     if match is None:
         return name
     layer = chunk.decoder.layers[int(match[1])].layer_number - 1
-    return f"decoder.layers.{layer}.{name[match.end():]}"
+    return f"decoder.layers.{layer}.{name[match.end() :]}"
 
 
 def freeze_parameters(chunk: GPTModel, freeze: Callable[[str], bool]) -> None:

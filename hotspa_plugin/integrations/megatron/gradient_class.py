@@ -16,8 +16,10 @@ def gradient_class(name: str, parameter: torch.nn.Parameter, config: Transformer
     query/key layer norms, by name.
     """
     if getattr(parameter, "average_gradients_across_tp_domain", False):
-        raise ValueError(f"parameter {name} averages its gradient over tensor parallel "
-                         "(average_gradients_across_tp_domain), which cannot be hot-switched exactly: turn that off")
+        raise ValueError(
+            f"parameter {name} averages its gradient over tensor parallel "
+            "(average_gradients_across_tp_domain), which cannot be hot-switched exactly: turn that off"
+        )
     marked = config.sequence_parallel and getattr(parameter, "sequence_parallel", False)
     qk_norm = config.qk_layernorm and ("q_layernorm" in name or "k_layernorm" in name)
     return GradientClass.PARTIAL if marked or qk_norm else GradientClass.IDENTICAL

@@ -39,8 +39,10 @@ def read_rank(
             covered[name] += shard.region.num_elements
     for name, parameter in parameters.items():
         if covered[name] != parameter.numel():
-            raise ValueError(f"parameter {name} has {parameter.numel()} elements, but sharded_state_dict() places "
-                             f"{covered[name]} of them: the module that owns it must describe it for checkpointing")
+            raise ValueError(
+                f"parameter {name} has {parameter.numel()} elements, but sharded_state_dict() places "
+                f"{covered[name]} of them: the module that owns it must describe it for checkpointing"
+            )
     return found
 
 
@@ -69,8 +71,11 @@ def _owner(sharded: ShardedTensor, parameters: Mapping[str, torch.nn.Parameter])
     storage = data.untyped_storage().data_ptr()
     for name, parameter in parameters.items():
         start = parameter.storage_offset()
-        if (parameter.untyped_storage().data_ptr() == storage and parameter.dtype == data.dtype
-                and start <= data.storage_offset() < start + parameter.numel()):
+        if (
+            parameter.untyped_storage().data_ptr() == storage
+            and parameter.dtype == data.dtype
+            and start <= data.storage_offset() < start + parameter.numel()
+        ):
             return name
     raise ValueError(
         f"persistent buffer {sharded.key} is no parameter, and hot switching does not know whether to move, add or "
@@ -87,8 +92,10 @@ def _read(
     low = offset[num_leading:]
     stage_copy, tp_copy, dp_copy = sharded.replica_id
     if dp_copy != dp_rank:
-        raise ValueError(f"{sharded.key} is data-parallel copy {dp_copy} on data-parallel rank {dp_rank}: "
-                         "tensors sharded over data parallel cannot be hot-switched")
+        raise ValueError(
+            f"{sharded.key} is data-parallel copy {dp_copy} on data-parallel rank {dp_rank}: "
+            "tensors sharded over data parallel cannot be hot-switched"
+        )
     spec = TensorSpec(
         name=sharded.key + "".join(f"[{index}]" for index in offset[:num_leading]),
         shape=global_shape[num_leading:],

@@ -114,9 +114,7 @@ def measure_overlap(rank: int, num_ranks: int, case: OverlapCase, folder: str) -
         trainer = Trainer(
             spec,
             pool,
-            switch=SwitchOptions(
-                node_of_rank=np.arange(num_ranks) // case.ranks_per_node, overlap=OVERLAPS[overlap]
-            ),
+            switch=SwitchOptions(node_of_rank=np.arange(num_ranks) // case.ranks_per_node, overlap=OVERLAPS[overlap]),
             recorder=NullRecorder(),
         )
         info = RunInfo(

@@ -36,8 +36,10 @@ def _assign(values: dict[str, Any]) -> None:
 
 
 if parallel_state.model_parallel_is_initialized():
-    raise RuntimeError("hotspa_plugin.integrations.megatron must be imported before Megatron's model parallel groups "
-                       "are made: import hotspa_plugin.megatron_adaptor right after torch")
+    raise RuntimeError(
+        "hotspa_plugin.integrations.megatron must be imported before Megatron's model parallel groups "
+        "are made: import hotspa_plugin.megatron_adaptor right after torch"
+    )
 _PRISTINE = _snapshot()
 
 

@@ -15,7 +15,8 @@ def plan_summary(plan: TrainingPlan, *, num_ranks: int, first_step: int = 0) -> 
     config, data = plan.config, plan.config.data
     memory = ", ".join(f"{entry.strategy} {format_bytes(entry.total_bytes)}" for entry in plan.memory)
     lines = [
-        f"{num_ranks} ranks, {config.model.name} ({format_count(plan.num_parameters)} parameters), pool {plan.pool}, home {plan.pool.home}",
+        f"{num_ranks} ranks, {config.model.name} ({format_count(plan.num_parameters)} parameters), "
+        f"pool {plan.pool}, home {plan.pool.home}",
         f"{len(plan.source.lengths):,} sequences from {data.path or data.source}; {plan.source.counts}",
         f"memory a rank, before activations: {memory}",
     ]

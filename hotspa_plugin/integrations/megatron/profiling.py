@@ -29,8 +29,9 @@ from hotspa_plugin.search import possible_strategies
 from hotspa_plugin.strategy import ParallelStrategy, PoolEntry, StrategyPool
 
 LEAST_LONGEST = 256  # tokens: shorter ones are all overhead
-# Micro-batches per stage: so many that filling and draining the pipeline is a small part. Where ranks share cores, a stage
-# that waits leaves its share to others, and few micro-batches would make a stage look faster than it is in a long step.
+# Micro-batches per stage: so many that filling and draining the pipeline is a small part. Where ranks share cores, a
+# stage that waits leaves its share to others, and few micro-batches would make a stage look faster than it is in a long
+# step.
 MICRO_BATCHES_PER_STAGE = 4
 ENOUGH_S = 2.0  # of measuring one length under one strategy
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -17,9 +17,7 @@ def derive_seed(*parts: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
 
 
-def seed_micro_batch(
-    seed: int, step: int, bucket: int, micro_batch: int, place: Coordinate, *, chunk: int = 0
-) -> None:
+def seed_micro_batch(seed: int, step: int, bucket: int, micro_batch: int, place: Coordinate, *, chunk: int = 0) -> None:
     """Sets the default generator, the same on all tensor-parallel peers, and their own generators, each different.
 
     ``micro_batch`` counts within the bucket and the data-parallel replica, ``chunk`` the rank's model chunks.

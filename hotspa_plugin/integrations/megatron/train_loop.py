@@ -47,12 +47,16 @@ class TrainLoop:
         assert self.folder is not None
         latest = checkpoint.latest(self.folder / CHECKPOINT_FOLDER)
         if latest is None:
-            raise ValueError(f"{self.folder} holds no checkpoint to resume from: run with save_every first, "
-                             "or start a new run with --out")
+            raise ValueError(
+                f"{self.folder} holds no checkpoint to resume from: run with save_every first, "
+                "or start a new run with --out"
+            )
         about = checkpoint.read_about(latest)
         if about["data"] != self.source.fingerprint():
-            raise ValueError(f"checkpoint {latest} was written while training on other data: give the same data, "
-                             "or start a new run with --out")
+            raise ValueError(
+                f"checkpoint {latest} was written while training on other data: give the same data, "
+                "or start a new run with --out"
+            )
         checkpoint.load(latest, self.trainer)
         self.sampler.load_state_dict(about["sampler"])
         self.first_step = about["step"]

@@ -75,9 +75,7 @@ def plan_training(
     rows = padded_vocab_size(
         config.model.vocab_size or source.vocab_size, config.model.make_vocab_size_divisible_by, pool.strategies
     )
-    sizes = model_sizes(
-        config.model, num_ranks=num_ranks, max_positions=pool.bounds_tokens[-1], dtype=config.run.dtype
-    )
+    sizes = model_sizes(config.model, num_ranks=num_ranks, max_positions=pool.bounds_tokens[-1], dtype=config.run.dtype)
     sizes = sizes.model_copy(update={"vocab_size": rows}).gpt_sizes()
     overlap, memory = _choose_overlap(config, sizes, pool, num_ranks)
     return TrainingPlan(
@@ -139,16 +137,12 @@ def choose_strategies(config: TrainingConfig, *, num_ranks: int, command: str = 
     data = config.data
     if not config.is_auto:
         pool = config.strategy_pool
-        assigner = assigner_for(
-            profile, pool, num_ranks=num_ranks, memory_limit_bytes=limit, packing=data.packing
-        )
+        assigner = assigner_for(profile, pool, num_ranks=num_ranks, memory_limit_bytes=limit, packing=data.packing)
         plan = plan_training(config, num_ranks=num_ranks, command=command, source=source, assigner=assigner)
     else:
         chosen = choose_pool(
             StepModel(profile, num_ranks=num_ranks, memory_limit_bytes=limit),
-            draw_from(
-                source.lengths, num_sequences=data.global_batch_sequences, num_tokens=data.global_batch_tokens
-            ),
+            draw_from(source.lengths, num_sequences=data.global_batch_sequences, num_tokens=data.global_batch_tokens),
             longest_tokens=longest,
             per_batch=config.assigns_per_batch,
             packing=data.packing,

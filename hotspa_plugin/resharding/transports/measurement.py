@@ -18,8 +18,13 @@ from hotspa_plugin.resharding.staging_buffer import StagingBuffer
 from hotspa_plugin.resharding.transports.torch_distributed import TorchDistributedTransport
 
 TORCH_DTYPES = {
-    "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
-    "int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8,
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "uint8": torch.uint8,
 }
 
 
@@ -88,14 +93,18 @@ def measure_switch(
     rank = dist.get_rank(group)
     device = device or torch.device("cpu")
     source, destination = tensors or (
-        allocate_tensors(plan.source, rank, device), allocate_tensors(plan.destination, rank, device)
+        allocate_tensors(plan.source, rank, device),
+        allocate_tensors(plan.destination, rank, device),
     )
     executor = ReshardExecutor(
         plan, rank, TorchDistributedTransport(group), source, destination, staging=StagingBuffer()
     )
     raw = RawExchange(plan, rank, group, device)
     contenders: dict[str, Callable[[], object]] = {
-        "switch_s": executor.run, "raw_all_to_all_s": raw.all_to_all, "raw_copy_s": raw.copy, **(others or {}),
+        "switch_s": executor.run,
+        "raw_all_to_all_s": raw.all_to_all,
+        "raw_copy_s": raw.copy,
+        **(others or {}),
     }
     return measure_in_turn(contenders, num_rounds=num_rounds, group=group, device=device)
 

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from tests.integrations.deepspeed.work import ds_config, make_batch, make_model, prepare
 
-
 POOL = "tp1:64 tp2:128 tp4:256"
 
 

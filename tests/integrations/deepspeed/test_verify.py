@@ -7,8 +7,8 @@ import json
 import pytest
 
 pytest.importorskip("megatron.core")
-from hotspa_plugin.integrations.deepspeed.verify import verify_case  # noqa: E402
 from hotspa_plugin.integrations.deepspeed.model_checks import EXACT_FAMILIES  # noqa: E402
+from hotspa_plugin.integrations.deepspeed.verify import verify_case  # noqa: E402
 from hotspa_plugin.integrations.deepspeed.verify_worker import DeepSpeedVerifyCase  # noqa: E402
 from hotspa_plugin.integrations.megatron.verify import verify_case as verify_megatron_case  # noqa: E402
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase  # noqa: E402
@@ -21,9 +21,12 @@ LENGTHS = ((7, 65, 1, 64, 200, 30), (5, 129, 90))
     "case",
     [
         {"model": "hf-qwen3", "zero_stage": 1, "dtype": "bf16", "home": "tp2"},
-        pytest.param({"model": "hf-llama", "frozen": ("embed_tokens", "layers.0"), "packing": "padded"}, marks=pytest.mark.slow),
         pytest.param(
-            {"model": "tiny-gpt", "zero_stage": 2, "pool": "tp1:64 pp2:128 tp2pp2:256", "home": "pp2"}, marks=pytest.mark.slow
+            {"model": "hf-llama", "frozen": ("embed_tokens", "layers.0"), "packing": "padded"}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"model": "tiny-gpt", "zero_stage": 2, "pool": "tp1:64 pp2:128 tp2pp2:256", "home": "pp2"},
+            marks=pytest.mark.slow,
         ),
         pytest.param({"model": "tiny-llama", "distributed_optimizer": True, "dtype": "bf16"}, marks=pytest.mark.slow),
     ],

@@ -216,9 +216,7 @@ def train_deepspeed(
         hotspa.uninstall()
     model = make_model(family, **(sizes or {}))
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-    losses = _train_data_parallel(
-        engine, batches, lambda ids: engine(input_ids=ids, use_cache=False).logits[0]
-    )
+    losses = _train_data_parallel(engine, batches, lambda ids: engine(input_ids=ids, use_cache=False).logits[0])
     weights = {name: p.detach().float().clone() for name, p in engine.module.named_parameters()}
     return {"losses": losses, "weights": weights}
 

@@ -1,6 +1,6 @@
 """``hotspa train`` with one rank that is killed, stopped or slow as it enters a phase.
 
-    python -m tests.integrations.megatron.fault_run '{"rank": 2, ...}' train CONFIG.yaml --ranks 4
+python -m tests.integrations.megatron.fault_run '{"rank": 2, ...}' train CONFIG.yaml --ranks 4
 """
 
 from __future__ import annotations

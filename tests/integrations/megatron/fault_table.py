@@ -1,6 +1,6 @@
 """Every fault in every phase of ``hotspa train`` on 4 ranks: how it ends, how soon, and what is said.
 
-    python -m tests.integrations.megatron.fault_table --out docs/benchmarks/faults.md
+python -m tests.integrations.megatron.fault_table --out docs/benchmarks/faults.md
 """
 
 from __future__ import annotations
@@ -59,7 +59,12 @@ def start(folder: Path, out: str, arguments: list[str], module: list[str], pool:
     command = [sys.executable, "-m", *module, "train", f"{out}.yaml", "--ranks", str(NUM_RANKS), *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
     )
 
@@ -183,8 +188,8 @@ def page(results: dict) -> str:
     return f"""# Faults
 
 What befalls one of {NUM_RANKS} ranks of `hotspa train` (gloo, CPU, pool `{POOL}`,
-`run.timeout_s: {TIMEOUT_S:g}`) as it enters a phase of step {STEP}, and the seconds until the command has ended, with all its
-processes:
+`run.timeout_s: {TIMEOUT_S:g}`) as it enters a phase of step {STEP}, and the seconds until the command has ended, with
+all its processes:
 
 | phase | {" | ".join(KINDS[kind] for kind in kinds)} |
 | --- |{" ---: |" * len(kinds)}
@@ -195,8 +200,8 @@ message begins with the rank at fault and names step, phase, bucket and strategy
 
 {(chr(10) * 2).join(examples)}
 
-Made by `python -m tests.integrations.megatron.fault_table`; `tests/integrations/megatron/test_broken_runs.py` tries some of
-them, and resumes such runs.
+Made by `python -m tests.integrations.megatron.fault_table`; `tests/integrations/megatron/test_broken_runs.py` tries
+some of them, and resumes such runs.
 """
 
 

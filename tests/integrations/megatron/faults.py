@@ -107,7 +107,9 @@ def replica_left_out(patch):
 def piece_left_out_of_switch(patch):
     """One piece is never brought to the strategy: whatever is in the slab trains in its place."""
     _replace_plans(
-        patch, "build_switch_plan", lambda plan: dataclasses.replace(plan, routes=plan.routes.select(_all_but_one(plan)))
+        patch,
+        "build_switch_plan",
+        lambda plan: dataclasses.replace(plan, routes=plan.routes.select(_all_but_one(plan))),
     )
 
 
@@ -192,7 +194,11 @@ def padding_trained_uncounted(patch):
 
     def per_token_loss(loss_mask, losses):
         loss_sum, num_targets, report = original(torch.ones_like(loss_mask), losses)
-        return loss_sum, loss_mask.sum().to(torch.int), {k: torch.stack([v[0], loss_mask.sum()]) for k, v in report.items()}
+        return (
+            loss_sum,
+            loss_mask.sum().to(torch.int),
+            {k: torch.stack([v[0], loss_mask.sum()]) for k, v in report.items()},
+        )
 
     patch.setattr(runner, "per_token_loss", per_token_loss)
 

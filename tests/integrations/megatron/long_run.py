@@ -1,6 +1,6 @@
 """Thousands of steps of ``hotspa train`` with switching: what must stay flat.
 
-    python -m tests.integrations.megatron.long_run --steps 2000 --ranks 2
+python -m tests.integrations.megatron.long_run --steps 2000 --ranks 2
 """
 
 from __future__ import annotations
@@ -90,9 +90,7 @@ def run(folder: Path, num_steps: int, num_ranks: int) -> tuple[list[list[Sample]
     out, data = folder / "out", folder / "data"
     config = read_config(folder / "config.yaml", {"run.steps": num_steps, "run.out": str(out), "data.path": str(data)})
     samples = launch(train_and_sample, num_ranks, (config,), device="cpu", timeout_s=120, limit_s=3600)
-    sizes = {
-        str(entry.relative_to(out)): entry.stat().st_size for entry in sorted(out.rglob("*")) if entry.is_file()
-    }
+    sizes = {str(entry.relative_to(out)): entry.stat().st_size for entry in sorted(out.rglob("*")) if entry.is_file()}
     return samples, sizes
 
 

@@ -145,7 +145,7 @@ def test_another_start(workers, tmp_path, what, said):
     folder = tmp_path / "data"
     for index in range(8):
         (folder / f"{index}.txt").write_text("same length" * (1 + index % 2))
-        (folder / "other" / f"{index}.txt").write_text("more or less"[: 11] * (1 + index % 2))
+        (folder / "other" / f"{index}.txt").write_text("more or less"[:11] * (1 + index % 2))
     for told in workers.run(start_unlike, folder=str(folder), what=what):
         assert told is not None and told.startswith("ranks disagree about"), told
         assert said in told, told

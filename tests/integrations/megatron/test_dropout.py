@@ -57,7 +57,7 @@ def test_recomputation_draws_the_same_masks(workers, pool, recompute):
 
 
 def draw_masks(case):
-    """This rank's place under the last strategy, and what it drew there: per micro-batch, hidden and attention masks."""
+    """This rank's place under the last strategy, and what it drew there: hidden and attention masks per micro-batch."""
     prepare_process()
     hidden, attention = [], []
     dropout, attend = torch.nn.functional.dropout, torch.nn.functional.scaled_dot_product_attention

@@ -60,7 +60,6 @@ class FaultyWorkers:
                                  target=target, **kwargs)  # fmt: skip
 
 
-
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(
     ("fault", "settings"),

@@ -5,6 +5,7 @@ import os
 import weakref
 
 import pytest
+
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, build_trainer, make_batch
 
 from . import long_run
@@ -53,7 +54,8 @@ def switch_often(case, num_switches, warm_up):
 @pytest.mark.parametrize("overlap", mostly_slow("both", "none"))
 def test_a_thousand_switches(workers, budget, overlap):
     case = VerifyCase(pool="tp1:32 tp2:64 pp2:96 tp2pp2:128", lengths=((5, 40, 70, 100),),
-                      model_changes={"num_layers": 2, "hidden_size": 64}, switch_memory_bytes=budget, overlap=overlap)  # fmt: skip
+                      model_changes={"num_layers": 2, "hidden_size": 64}, switch_memory_bytes=budget,
+                      overlap=overlap)  # fmt: skip
     for figures, model_bytes in workers.run(switch_often, case=case, num_switches=1000, warm_up=100):
         groups, files, resident = zip(*figures, strict=True)
         assert len(set(groups)) == 1
@@ -84,7 +86,9 @@ def build_often(case, num_rounds):
 @pytest.mark.slow
 @pytest.mark.ranks(4)
 def test_a_hundred_rounds_of_building_and_dropping_strategies(workers):
-    case = VerifyCase(pool="tp1:32 tp2:64 tp2pp2:128", lengths=((5, 40, 100),), model_changes={**NARROW, "num_layers": 2})
+    case = VerifyCase(
+        pool="tp1:32 tp2:64 tp2pp2:128", lengths=((5, 40, 100),), model_changes={**NARROW, "num_layers": 2}
+    )
     for figures in workers.run(build_often, case=case, num_rounds=100):
         groups, alive, files, resident = zip(*figures, strict=True)
         assert len(set(groups)) == 1, groups

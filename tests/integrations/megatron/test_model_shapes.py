@@ -75,8 +75,11 @@ def test_fewer_query_groups_than_tp(workers, num_query_groups, home):
         ("tp1:32 pp4:64 tp4nosp:128", "tp4nosp"),
     ],
 )
-@pytest.mark.parametrize("model", mostly_slow({"preset": "tiny-gpt"}, {"preset": "tiny-llama", "tied_embeddings": True}),
-                         ids=["learned", "rope"])  # fmt: skip
+@pytest.mark.parametrize(
+    "model",
+    mostly_slow({"preset": "tiny-gpt"}, {"preset": "tiny-llama", "tied_embeddings": True}),
+    ids=["learned", "rope"],
+)
 def test_tied_embeddings_on_one_and_two_stages(workers, pool, home, model):
     check(workers, pool, home=home, model=model["preset"], model_changes=model, lengths=LENGTHS,
           distributed_optimizer=home == "pp2")  # fmt: skip
@@ -119,7 +122,10 @@ def test_two_nodes(workers, policy):
     [
         ({"pool": "tp1:64 pp2:128", "model_changes": {"num_layers": 5}}, ["5 layers", "pp sizes that fit: 1, 5"]),
         ({"pool": "tp1:64 tp3:128"}, ["tp*pp*cp = 3", "world size 4"]),
-        ({"pool": "tp4:128", "model_changes": {"num_attention_heads": 6, "hidden_size": 96}}, ["tp 4", "6 attention heads"]),
+        (
+            {"pool": "tp4:128", "model_changes": {"num_attention_heads": 6, "hidden_size": 96}},
+            ["tp 4", "6 attention heads"],
+        ),
         ({"pool": "tp1:64 tp2:128", "lengths": ((5, 129),)}, ["129", "128"]),
     ],
     ids=["layers", "ranks", "heads", "length"],

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+
 from hotspa_plugin.integrations.megatron.verify_worker import VerifyCase, build_trainer, make_batch, make_spec
 
 POOL = "tp1:32 tp2:64 pp2:96 tp2pp2:128"
@@ -58,7 +59,7 @@ def test_slabs_records_and_order(workers, tmp_path):
 
 
 def gradients_as_home_begins(case):
-    """Largest gradient at home when its bucket begins, long after the flush beside it has arrived; and when it is over."""
+    """Largest gradient at home when its bucket begins, long after the flush beside it arrived; and when it is over."""
     trainer = build_trainer(case)
     switcher, home = trainer.loop.switcher, next(r for r in trainer.loop.runners if r.label == trainer.home.label)
     make_room, run, found = switcher.make_room_for_home, home.run, []

@@ -21,9 +21,7 @@ def world(monkeypatch, tmp_path):
 def test_a_damaged_cached_profile_is_measured_anew_and_a_named_one_refused(world):
     profile = published_profile("llama-7b")
     profile = profile.model_copy(update={"machine": profile.machine.model_copy(update={"num_ranks": None})})
-    request = ProfileRequest(
-        model=None, sizes=profile.model, strategies=(), fitted_lengths=(64,), unseen_lengths=(96,)
-    )
+    request = ProfileRequest(model=None, sizes=profile.model, strategies=(), fitted_lengths=(64,), unseen_lengths=(96,))
     measured, told = [], []
 
     def measure(request, progress):

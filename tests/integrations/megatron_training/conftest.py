@@ -24,7 +24,8 @@ BASE = """
     --calculate-per-token-loss --distributed-backend gloo --transformer-impl local --use-cpu-initialization
     --attention-backend unfused --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion
     --no-bias-dropout-fusion --no-gradient-accumulation-fusion --no-persist-layer-norm --no-rope-fusion
-    --no-create-attention-mask-in-dataloader --num-workers 0 --log-interval 1 --logging-level 40 --eval-iters 0 --eval-interval 1000
+    --no-create-attention-mask-in-dataloader --num-workers 0 --log-interval 1 --logging-level 40
+    --eval-iters 0 --eval-interval 1000
 """
 
 
@@ -53,9 +54,7 @@ class Result:
 
     def first(self, iterations: int):
         """As if the run had ended after ``iterations``."""
-        return dataclasses.replace(
-            self, losses=self.losses[:iterations], grad_norms=self.grad_norms[:iterations]
-        )
+        return dataclasses.replace(self, losses=self.losses[:iterations], grad_norms=self.grad_norms[:iterations])
 
 
 def write_documents(prefix: Path, documents: list) -> None:

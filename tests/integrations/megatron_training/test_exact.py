@@ -55,7 +55,8 @@ def static(pretrain_once, static_tp4):
         f"--tensor-model-parallel-size 2 {OVERLAP} --hotspa-pool 'tp1:16 tp4:48 tp2:128' --hotspa-check-every 5",
         pytest.param(f"--tensor-model-parallel-size 4 {POOL} --hotspa-check-every 5", marks=slow),
         pytest.param(
-            "--use-distributed-optimizer --tensor-model-parallel-size 2 --hotspa-pool 'tp1:16 tp4:48 tp2:128'", marks=slow
+            "--use-distributed-optimizer --tensor-model-parallel-size 2 --hotspa-pool 'tp1:16 tp4:48 tp2:128'",
+            marks=slow,
         ),
         pytest.param(f"--tensor-model-parallel-size 4 --use-distributed-optimizer {POOL}", marks=slow),
         pytest.param("--tensor-model-parallel-size 2 --hotspa-pool 'tp1:16 tp4:48 tp2:128'", marks=slow),

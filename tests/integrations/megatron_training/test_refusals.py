@@ -19,7 +19,9 @@ def arguments(**changes):
 
 
 def test_a_plain_script_is_not_refused():
-    refusals.refuse_unsupported(arguments(dataloader_type="single", cuda_graph_impl="none", context_parallel_size=1), POOL)
+    refusals.refuse_unsupported(
+        arguments(dataloader_type="single", cuda_graph_impl="none", context_parallel_size=1), POOL
+    )
 
 
 @pytest.mark.parametrize("refusal", refusals.REFUSALS, ids=lambda refusal: refusal.argument)
@@ -58,7 +60,10 @@ def test_gradients_averaged_over_tensor_parallel_are_refused():
     import torch
 
     from hotspa_plugin.integrations.megatron.gradient_class import gradient_class
+
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.average_gradients_across_tp_domain = True
-    with pytest.raises(ValueError, match=r"parameter router\.weight .*average_gradients_across_tp_domain.*turn that off"):
+    with pytest.raises(
+        ValueError, match=r"parameter router\.weight .*average_gradients_across_tp_domain.*turn that off"
+    ):
         gradient_class("router.weight", parameter, argparse.Namespace(sequence_parallel=False, qk_layernorm=False))
