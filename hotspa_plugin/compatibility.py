@@ -33,7 +33,7 @@ TESTED = {
         why="layouts, gradient rules and hooks are written against 0.16 and later",
     ),
     "deepspeed": Tested(releases=((0, 19),)),
-    "transformers": Tested(releases=((5, 24),)),
+    "transformers": Tested(releases=((5, 24), (5, 25))),
     "transformer-engine": Tested(releases=((2, 20),)),
 }  # fmt: skip
 
