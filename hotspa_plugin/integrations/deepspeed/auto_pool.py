@@ -6,11 +6,13 @@ import os
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hotspa_plugin.cost import Profile, read_profile
 from hotspa_plugin.integrations.deepspeed.config_block import KEY, HotspaBlock
 from hotspa_plugin.integrations.deepspeed.model_checks import check_strategy
+from hotspa_plugin.runtime.memory import return_freed_memory
 from hotspa_plugin.search import BatchAssigner, LengthSource, StepModel, assigner_for, choose_pool, draw_from
 from hotspa_plugin.strategy import ParallelStrategy
 
@@ -34,6 +36,8 @@ def choose(
     """
     if not block.is_planned:
         return block, None, None
+    if not torch.cuda.is_available():
+        return_freed_memory()
     profile = _profile(block, model, world_size).with_distributed_optimizer(distributed)
     limit = None if block.memory_limit_gb is None else round(block.memory_limit_gb * 1e9)
     if not block.is_auto:

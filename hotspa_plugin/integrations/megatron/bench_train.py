@@ -19,7 +19,7 @@ from hotspa_plugin.config import ModelConfig
 from hotspa_plugin.cost import ModelSizes
 from hotspa_plugin.data import RandomTokenSource, SequenceBatch
 from hotspa_plugin.data.assignment import Packing
-from hotspa_plugin.integrations.megatron.process import prepare_process
+from hotspa_plugin.integrations.megatron.process import prepare_planned_memory, prepare_process
 from hotspa_plugin.runtime.bucket_loop import BatchAssigner
 from hotspa_plugin.runtime.memory import PeakMemory, give_back_memory, resident_bytes
 from hotspa_plugin.runtime.stopwatch import Stopwatch
@@ -91,6 +91,7 @@ _entered: dict[str, Entered] = {}  # this rank's contenders, kept from call to c
 def enter(setup: Setup, contender: Contender, initial: str) -> None:
     """On each rank: builds a contender's trainer. The first leaves its parameters in ``initial``, others load them."""
     prepare_process()
+    prepare_planned_memory()  # for all contenders alike
     from hotspa_plugin.integrations.megatron.bench_trainers import deepspeed_trainer, megatron_trainer
 
     stopwatch = Stopwatch(None if cpu.is_enabled() else torch.cuda.synchronize)

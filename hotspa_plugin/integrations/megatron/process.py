@@ -9,6 +9,7 @@ import warnings
 import torch
 
 from hotspa_plugin import cpu
+from hotspa_plugin.runtime.memory import return_freed_memory
 
 
 def prepare_process(*, on_cpu: bool | None = None) -> None:
@@ -26,3 +27,9 @@ def prepare_process(*, on_cpu: bool | None = None) -> None:
         noisy.append("tensor_parallel.random")
     for name in noisy:
         logging.getLogger(f"megatron.core.{name}").setLevel(logging.ERROR)
+
+
+def prepare_planned_memory() -> None:
+    """For a process whose memory a profile measures, or plans: on the CPU too it should be what is live."""
+    if cpu.is_enabled():
+        return_freed_memory()

@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 
 from hotspa_plugin.cost import ModelSizes, Profile, read_profile
+from hotspa_plugin.integrations.megatron.process import prepare_planned_memory
 from hotspa_plugin.integrations.megatron.profiling import ProfileRequest, machine_name, measure_profile
+from hotspa_plugin.runtime.memory import LARGE_ALLOCATION_BYTES
 
 Measure = Callable[..., Profile]
 
@@ -25,6 +27,7 @@ def obtain_profile(
     Collective; the ranks get the same one. ``tell`` is told on rank 0 what happens. ValueError, on every rank, for a
     file that is no profile of this model or does not hold for these ranks; one in the cache folder is replaced.
     """
+    prepare_planned_memory()
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     place = Path(path) if path is not None else _cache_file(request)
     found: list[tuple[str | None, str | None]] = [(None, None)]  # (profile, error)
@@ -69,6 +72,7 @@ def _cache_file(request: ProfileRequest) -> Path:
         "ranks": [dist.get_world_size(), os.environ.get("LOCAL_WORLD_SIZE")],
         "machine": machine_name(),
         "torch": torch.__version__,
+        "allocator": LARGE_ALLOCATION_BYTES,
     }
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hotspa"

@@ -22,7 +22,7 @@ from hotspa_plugin.cost.memory import MemoryModel
 from hotspa_plugin.cost.profile import LinkFigures, MachineFigures, MemoryFigures, ModelSizes, Profile, StageFigures
 from hotspa_plugin.data import AssignedMicroBatch, BatchAssignment, BucketAssignment, RandomTokenSource, SequenceBatch
 from hotspa_plugin.integrations.megatron.link_profiling import largest_of_ranks, measure_links
-from hotspa_plugin.integrations.megatron.process import prepare_process
+from hotspa_plugin.integrations.megatron.process import prepare_planned_memory, prepare_process
 from hotspa_plugin.runtime.memory import PeakMemory, give_back_memory, rank_memory_bytes, resident_bytes
 from hotspa_plugin.runtime.stopwatch import Stopwatch
 from hotspa_plugin.search import possible_strategies
@@ -105,6 +105,7 @@ def measure_profile(request: ProfileRequest, *, progress: Callable[[str], None] 
     ``progress`` is told on rank 0 what is being measured.
     """
     prepare_process()
+    prepare_planned_memory()
     tell = progress if progress is not None and dist.get_rank() == 0 else lambda said: None
     device = torch.device(torch.cuda.current_device())
     reserved = int(largest_of_ranks(resident_bytes())) if cpu.is_enabled() else 0

@@ -17,6 +17,7 @@ import numpy as np
 
 from hotspa_plugin.cost import ModelSizes, Profile, read_profile
 from hotspa_plugin.data.indexed_dataset import IndexedDatasetSource
+from hotspa_plugin.integrations.megatron.process import prepare_planned_memory
 from hotspa_plugin.search import AUTO, BatchAssigner, LengthSource, StepModel, assigner_for, choose_pool, draw_from
 from hotspa_plugin.strategy import StrategyPool
 
@@ -43,6 +44,7 @@ def choose(args: argparse.Namespace) -> tuple[dict[str, int], BatchAssigner | No
         return {}, None
     if auto and args.hotspa_home is not None:
         raise ValueError(f"--hotspa-home {args.hotspa_home}: --hotspa-pool auto chooses its home, leave it out")
+    prepare_planned_memory()
     profile = _profile(args).with_distributed_optimizer(args.use_distributed_optimizer)
     limit = None if args.hotspa_memory_limit_gb is None else round(args.hotspa_memory_limit_gb * 1e9)
     packing = args.hotspa_packing
