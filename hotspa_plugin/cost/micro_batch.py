@@ -49,3 +49,13 @@ def pipeline_s(micro_batches_s: Sequence[float] | np.ndarray, num_stages: int) -
     if len(micro_batches_s) == 0:
         return 0.0
     return float(sum(micro_batches_s)) + (num_stages - 1) * float(max(micro_batches_s))
+
+
+def shared_cores_s(slowest_s: float, mean_work_s: float, ranks_per_core: float) -> float:
+    """Seconds of a bucket whose slowest replica takes ``slowest_s``, bubbles included, while all ranks are busy.
+
+    ``mean_work_s`` is the work of a replica in the mean, without bubbles. Where ``ranks_per_core`` are more than one, a
+    rank that waits leaves its share to the others: bubbles and uneven replicas cost nothing as long as there is other
+    work for all cores, and the slowest replica alone runs so many times as fast. With 1 this is ``slowest_s``.
+    """
+    return max(slowest_s / ranks_per_core, mean_work_s)

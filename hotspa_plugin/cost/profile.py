@@ -138,11 +138,15 @@ class LinkFigures(Figures):
 
 
 class MachineFigures(Figures):
-    """Where the figures come from. ``num_ranks`` is given where they hold for so many ranks only."""
+    """Where the figures come from. ``num_ranks`` is given where they hold for so many ranks only.
+
+    ``ranks_per_core``: busy ranks that share a core; 1 with a GPU, or cores enough, for every rank.
+    """
 
     name: str
     ranks_per_node: Count
     num_ranks: Count | None = None
+    ranks_per_core: float = pydantic.Field(default=1.0, ge=1)
 
 
 class Profile(Figures):

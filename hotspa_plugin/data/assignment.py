@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from hotspa_plugin.cost.micro_batch import MicroBatchCost, pipeline_s
+from hotspa_plugin.cost.micro_batch import MicroBatchCost, pipeline_s, shared_cores_s
 from hotspa_plugin.data.balancing import balance_packed, balance_padded
 
 Packing = Literal["packed", "padded"]
@@ -75,6 +75,11 @@ class BucketAssignment:
     bucket: int  # index into the bucket specs
     replicas: tuple[tuple[AssignedMicroBatch, ...], ...]
     replica_costs_s: tuple[float, ...]  # by the cost model, pipeline filling included
+    mean_work_s: float = 0.0  # of a replica by the cost model, without pipeline filling
+
+    def seconds(self, ranks_per_core: float = 1.0) -> float:
+        """What the bucket takes by the cost model."""
+        return shared_cores_s(max(self.replica_costs_s), self.mean_work_s, ranks_per_core)
 
     @property
     def micro_batches(self) -> tuple[AssignedMicroBatch, ...]:
@@ -196,7 +201,7 @@ def assign_bucket(
         shape["capacity_tokens"] = spec.padded(spec.capacity_tokens)
         replicas = balance_padded(rows, **shape)
 
-    built, replica_costs_s = [], []
+    built, replica_costs_s, work_s = [], [], 0.0
     for replica in replicas:
         micro_batches = []
         micro_batch_costs_s = []
@@ -219,4 +224,10 @@ def assign_bucket(
         # the largest first, then by position: a fixed order, and the pipeline drains on small ones
         built.append(tuple(sorted(micro_batches, key=lambda m: (-m.num_padded_tokens, m.samples))))
         replica_costs_s.append(pipeline_s(micro_batch_costs_s, spec.num_stages))
-    return BucketAssignment(bucket=index, replicas=tuple(built), replica_costs_s=tuple(replica_costs_s))
+        work_s += sum(micro_batch_costs_s)
+    return BucketAssignment(
+        bucket=index,
+        replicas=tuple(built),
+        replica_costs_s=tuple(replica_costs_s),
+        mean_work_s=work_s / spec.num_replicas,
+    )

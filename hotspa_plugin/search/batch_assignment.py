@@ -30,12 +30,14 @@ MAX_TRIALS = 240
 class StrategyOption:
     """One strategy of a pool: what it can hold, what its micro-batches cost, and what going there and back costs.
 
-    It takes sequences of up to ``spec.capacity_tokens``. ``transition_s`` is 0 at home.
+    It takes sequences of up to ``spec.capacity_tokens``. ``transition_s`` is 0 at home. ``ranks_per_core`` is that of
+    the machine (``cost.profile.MachineFigures``).
     """
 
     spec: BucketSpec
     cost: MicroBatchCost
     transition_s: float
+    ranks_per_core: float = 1.0
 
     @property
     def lane(self) -> Lane:
@@ -45,7 +47,12 @@ class StrategyOption:
             num_stages=spec.num_stages,
             capacity_tokens=spec.capacity_tokens,
             cost=self.cost,
+            ranks_per_core=self.ranks_per_core,
         )
+
+    def bucket_s(self, bucket: BucketAssignment) -> float:
+        """Seconds of a bucket that this strategy runs, with the switches there and back."""
+        return bucket.seconds(self.ranks_per_core) + self.transition_s
 
 
 class BatchAssigner:
@@ -88,10 +95,8 @@ class BatchAssigner:
         return work.built(work.refine(priced[best]))
 
     def predicted_s(self, assignment: BatchAssignment) -> float:
-        """Seconds of an assignment: every bucket's slowest replica and its switches."""
-        return sum(
-            max(bucket.replica_costs_s) + self._options[bucket.bucket].transition_s for bucket in assignment.buckets
-        )
+        """Seconds of an assignment: every bucket and its switches."""
+        return sum(self._options[bucket.bucket].bucket_s(bucket) for bucket in assignment.buckets)
 
     def _likely_choices(self, lengths: np.ndarray) -> list[np.ndarray]:
         """Options by sample, for the few subsets of the pool whose best bounds look fastest."""
@@ -180,7 +185,7 @@ class _Work:
                     index, option.spec, positions, self._lengths[positions], self._assigner._packing, option.cost
                 )
             buckets[index] = self._packed[key]
-            seconds += max(buckets[index].replica_costs_s) + option.transition_s
+            seconds += option.bucket_s(buckets[index])
         return _Priced(choice=choice, buckets=buckets, seconds=seconds)
 
     def refine(self, best: _Priced) -> _Priced:

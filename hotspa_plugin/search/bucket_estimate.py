@@ -17,12 +17,16 @@ from hotspa_plugin.cost import MicroBatchCost
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lane:
-    """What an estimate must know of a strategy: replicas, stages, tokens of a micro-batch, and its cost."""
+    """What an estimate must know of a strategy: replicas, stages, tokens of a micro-batch, and its cost.
+
+    ``ranks_per_core`` is that of the machine (``cost.profile.MachineFigures``).
+    """
 
     num_replicas: int
     num_stages: int
     capacity_tokens: int
     cost: MicroBatchCost
+    ranks_per_core: float = 1.0
 
 
 class LengthTables:
@@ -92,4 +96,10 @@ def estimate_s(
         useful = np.minimum(useful, np.ceil(count / lane.num_replicas))
         num = np.maximum(num, useful)
     largest = np.maximum(load / num, most) + cost.c_s
-    return load + num * cost.c_s, (stages - 1) * largest
+    compute_s, bubble_s = load + num * cost.c_s, (stages - 1) * largest
+    if lane.ranks_per_core == 1:
+        return compute_s, bubble_s
+    # cost.shared_cores_s, for all at once
+    mean_work_s = work / lane.num_replicas + num * cost.c_s
+    share = np.maximum(1 / lane.ranks_per_core, mean_work_s / (compute_s + bubble_s))
+    return compute_s * share, bubble_s * share

@@ -137,8 +137,14 @@ class PoolSearch:
         """Mean seconds over batches of every bucket, ``[num_cuts, num_cuts]``; infinite where a bound does not fit."""
         key = (strategy, min(capacity, 8 * self._longest))
         if key not in self._bucket_s:
-            cost = self._model.profile.stage(strategy).cost
-            lane = Lane(num_replicas=strategy.dp, num_stages=strategy.pp, capacity_tokens=key[1], cost=cost)
+            profile = self._model.profile
+            lane = Lane(
+                num_replicas=strategy.dp,
+                num_stages=strategy.pp,
+                capacity_tokens=key[1],
+                cost=profile.stage(strategy).cost,
+                ranks_per_core=profile.machine.ranks_per_core,
+            )
             seconds = self._tables.bucket_s(lane).mean(axis=0)
             seconds[:, self._tables.cuts_tokens > capacity] = np.inf
             self._bucket_s[key] = seconds

@@ -17,6 +17,7 @@ from hotspa_plugin.cost import (
     Transition,
     exposed_reduce_s,
     pipeline_s,
+    shared_cores_s,
 )
 from hotspa_plugin.data.assignment import BatchAssignment, BucketSpec, assign_batch
 from hotspa_plugin.search.batch_assignment import BatchAssigner, StrategyOption
@@ -109,7 +110,14 @@ class StepModel:
                 micro_batch_tokens=tokens,
             )
             away_s = self.transition(pool.home, strategy).total_s
-            options.append(StrategyOption(spec=spec, cost=self.profile.stage(strategy).cost, transition_s=away_s))
+            options.append(
+                StrategyOption(
+                    spec=spec,
+                    cost=self.profile.stage(strategy).cost,
+                    transition_s=away_s,
+                    ranks_per_core=self.profile.machine.ranks_per_core,
+                )
+            )
         return options
 
     @functools.cached_property
@@ -148,7 +156,9 @@ class StepModel:
             cost = self.profile.stage(strategy).cost
             times = [[cost.packed_s(lengths[list(m.samples)]) for m in replica] for replica in bucket.replicas]
             slowest = max(times, key=lambda t: pipeline_s(t, strategy.pp))
-            total += self._bucket_time(pool, strategy, sum(slowest), (strategy.pp - 1) * max(slowest))
+            slowest_s, mean_work_s = pipeline_s(slowest, strategy.pp), sum(map(sum, times)) / len(times)
+            share = shared_cores_s(slowest_s, mean_work_s, self.profile.machine.ranks_per_core) / slowest_s
+            total += self._bucket_time(pool, strategy, share * sum(slowest), share * (strategy.pp - 1) * max(slowest))
             if strategy == pool.home:
                 last_s = sum(slowest) / len(slowest)
         return total + self.home_time(pool.home, last_s)

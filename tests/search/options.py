@@ -10,7 +10,9 @@ from hotspa_plugin.strategy import ParallelStrategy
 PROFILE = published_profile("llama-7b")
 
 
-def option(spec: str, num_ranks: int, capacity_tokens: int, transition_s: float = 0.0) -> StrategyOption:
+def option(
+    spec: str, num_ranks: int, capacity_tokens: int, transition_s: float = 0.0, *, ranks_per_core: float = 1.0
+) -> StrategyOption:
     strategy = ParallelStrategy.parse(spec).resolve(num_ranks)
     return StrategyOption(
         spec=BucketSpec(
@@ -21,6 +23,7 @@ def option(spec: str, num_ranks: int, capacity_tokens: int, transition_s: float 
         ),
         cost=PROFILE.stage(strategy).cost,
         transition_s=transition_s,
+        ranks_per_core=ranks_per_core,
     )
 
 

@@ -88,3 +88,18 @@ def test_what_no_strategy_holds_is_named():
     assert assigner.assign([]).buckets == ()
     with pytest.raises(ValueError, match="at least one"):
         BatchAssigner([])
+
+
+def test_bubbles_and_uneven_replicas_cost_nothing_where_cores_are_shared():
+    lengths = [3000] * 5
+    alone, shared = (option("tp2pp2", 8, 4096, ranks_per_core=n) for n in (1.0, 2.0))  # two replicas
+    (bucket,) = BatchAssigner([alone]).assign(lengths).buckets
+    micro_batches_s = [[alone.cost.packed_s([lengths[s] for s in m.samples]) for m in r] for r in bucket.replicas]
+    slowest_s = max(sum(times) + max(times) for times in micro_batches_s)
+    work_s = sum(map(sum, micro_batches_s)) / 2
+    assert alone.bucket_s(bucket) == pytest.approx(slowest_s)
+    assert slowest_s / 2 < work_s < slowest_s
+    assert shared.bucket_s(bucket) == pytest.approx(work_s)
+    # One sequence keeps one replica busy, at the pace of cores that nothing else uses.
+    (bucket,) = BatchAssigner([shared]).assign([4000]).buckets
+    assert shared.bucket_s(bucket) == pytest.approx(2 * shared.cost.packed_s([4000]) / 2)

@@ -6,14 +6,15 @@ from hotspa_plugin.search.bucket_estimate import LengthTables
 from tests.search.options import option
 
 
+@pytest.mark.parametrize("ranks_per_core", [1.0, 1.2, 4.0])
 @pytest.mark.parametrize("spec", ["tp1", "tp2pp2", "tp4", "tp4pp4", "tp8"])
-def test_close_to_a_real_assignment(spec):
-    chosen = option(spec, 32, 32768)
+def test_close_to_a_real_assignment(spec, ranks_per_core):
+    chosen = option(spec, 32, 32768, ranks_per_core=ranks_per_core)
     errors = []
     for seed in range(4):
         lengths = draw_lengths("wikipedia", 512, seed=seed, max_tokens=8192)
         (bucket,) = assign_batch(lengths, buckets=[chosen.spec], cost=chosen.cost).buckets
-        real = max(bucket.replica_costs_s)
+        real = chosen.bucket_s(bucket)
         estimate = LengthTables([lengths], [0, 8192]).bucket_s(chosen.lane)[0, 0, 1]
         errors.append(estimate / real - 1)
     assert abs(np.mean(errors)) < 0.1

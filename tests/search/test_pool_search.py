@@ -108,3 +108,19 @@ def test_a_skewed_batch_is_switched_and_a_uniform_one_is_not(model):
     assert not uniform.advises_hot and uniform.chosen is uniform.statics[0]
     order = [p.mean.total_s for p in skewed.statics]
     assert order == sorted(order)
+
+
+def test_a_step_on_shared_cores_takes_what_its_assignment_says(model):
+    """Pipelines lose their bubbles there, so that a strategy with stages may become the fastest."""
+    profile = model.profile
+    machine = profile.machine.model_copy(update={"ranks_per_core": 2.0})
+    shared = StepModel(profile.model_copy(update={"machine": machine}), num_ranks=model.num_ranks)
+    lengths = draw_lengths("wikipedia", 64, seed=1, max_tokens=8192)
+    for strategy in candidate_strategies(profile, shared.num_ranks):
+        if (pool := shared.static_pool(strategy, 8192)) is None:
+            continue
+        (option,), assignment = shared.options(pool), shared.assign(pool, lengths)
+        time, before = shared.step_time(pool, lengths), model.step_time(pool, lengths)
+        assert time.compute_s + time.bubble_s == pytest.approx(option.bucket_s(assignment.buckets[0]))
+        assert time.compute_s + time.bubble_s < before.compute_s + before.bubble_s or strategy.dp == strategy.pp == 1
+        assert time.bubble_s <= before.bubble_s

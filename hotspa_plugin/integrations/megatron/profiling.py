@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import math
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from hotspa_plugin import cpu
 from hotspa_plugin.config import ModelConfig
 from hotspa_plugin.cost.fitting import fit_memory, fit_time, measured_lengths, memory_error, time_error
 from hotspa_plugin.cost.memory import MemoryModel
+from hotspa_plugin.cost.micro_batch import shared_cores_s
 from hotspa_plugin.cost.profile import LinkFigures, MachineFigures, MemoryFigures, ModelSizes, Profile, StageFigures
 from hotspa_plugin.data import AssignedMicroBatch, BatchAssignment, BucketAssignment, RandomTokenSource, SequenceBatch
 from hotspa_plugin.integrations.megatron.link_profiling import largest_of_ranks, measure_links
@@ -111,14 +113,17 @@ def measure_profile(request: ProfileRequest, *, progress: Callable[[str], None] 
     reserved = int(largest_of_ranks(resident_bytes())) if cpu.is_enabled() else 0
     tell("links")
     links = measure_links(device)
+    sharing = largest_of_ranks(ranks_per_core())
     measured = []
     for strategy in request.strategies:
         tell(str(strategy))
-        measured.append(_measure_strategy(request, strategy, device))
-    return _build_profile(request, measured, links, reserved)
+        measured.append(_measure_strategy(request, strategy, device, sharing))
+    return _build_profile(request, measured, links, reserved, sharing)
 
 
-def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, device: torch.device) -> StageMeasurement:
+def _measure_strategy(
+    request: ProfileRequest, strategy: ParallelStrategy, device: torch.device, sharing: float
+) -> StageMeasurement:
     from hotspa_plugin.integrations.megatron.gpt import GPTSpec
     from hotspa_plugin.integrations.megatron.home import OptimizerSettings
     from hotspa_plugin.integrations.megatron.trainer import Trainer
@@ -146,6 +151,8 @@ def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, devic
         length_multiple=strategy.tp if strategy.sp else 1,
     )
     num_sequences = strategy.dp * num_micro_batches
+    # What the pipeline takes, in micro-batches on a stage.
+    num_passes = shared_cores_s(num_micro_batches + strategy.pp - 1, num_micro_batches, sharing)
     memory = PeakMemory(device)
 
     def run(length: int, step: int) -> tuple[float, int]:
@@ -174,7 +181,7 @@ def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, devic
             taken_s, peak_bytes = run(length, 1 + turn)
             slowest_s = largest_of_ranks(taken_s)
             spent_s[length] += slowest_s
-            seconds[length] = min(seconds[length], slowest_s / (num_micro_batches + strategy.pp - 1))
+            seconds[length] = min(seconds[length], slowest_s / num_passes)
             activation[length] = max(activation[length], int(largest_of_ranks(peak_bytes)))
     gc.unfreeze()
     num_parameters = int(largest_of_ranks(sum(p.numel() for p in trainer.home.parameters.values())))
@@ -188,7 +195,11 @@ def _measure_strategy(request: ProfileRequest, strategy: ParallelStrategy, devic
 
 
 def _build_profile(
-    request: ProfileRequest, measured: Sequence[StageMeasurement], links: LinkFigures, reserved_bytes: int
+    request: ProfileRequest,
+    measured: Sequence[StageMeasurement],
+    links: LinkFigures,
+    reserved_bytes: int,
+    sharing: float,
 ) -> Profile:
     num_ranks = dist.get_world_size()
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
@@ -204,7 +215,9 @@ def _build_profile(
     profile = Profile(
         source="measured by hotspa profile",
         model=request.sizes,
-        machine=MachineFigures(name=machine_name(), ranks_per_node=per_node, num_ranks=num_ranks),
+        machine=MachineFigures(
+            name=machine_name(), ranks_per_node=per_node, num_ranks=num_ranks, ranks_per_core=sharing
+        ),
         stages=tuple(_fit_stage(request, m, 1.0) for m in measured),
         memory=memory,
         links=links,
@@ -239,6 +252,23 @@ def _fit_stage(request: ProfileRequest, measured: StageMeasurement, resident: fl
     )  # fmt: skip
 
 
+def ranks_per_core() -> float:
+    """Busy ranks that share a core, at least 1; 1 where each has a GPU. Collective.
+
+    Counted by machine: the nodes of ``hotspa profile --nodes`` are on one.
+    """
+    if not cpu.is_enabled():
+        return 1.0
+    machines: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(machines, platform.node())
+    return max(1.0, machines.count(platform.node()) / _num_cores())
+
+
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def machine_name() -> str:
     """The GPU, or the processor and how many of its cores this process may use."""
     if not cpu.is_enabled():
@@ -248,8 +278,7 @@ def machine_name() -> str:
         model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         model = "CPU"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{model}, {cores} cores"
+    return f"{model}, {_num_cores()} cores"
 
 
 def profile_rank(request: ProfileRequest) -> dict:
