@@ -101,6 +101,7 @@ def run_hot(
     return training_run.train_rank(
         torch.distributed.get_rank(), torch.distributed.get_world_size(), config, command,
         description="hot switching", tells=False, save_initial=Path(config.run.out) / _INITIAL_FILE, build=build,
+        keeps_records=True,
     )  # fmt: skip
 
 
@@ -112,6 +113,7 @@ def run_static(
         torch.distributed.get_rank(), torch.distributed.get_world_size(), config,
         description=f"static {config.pool.partition(':')[0]}", tells=False,
         load_initial=Path(hot_out) / _INITIAL_FILE, build=build,
+        keeps_records=True,
     )  # fmt: skip
 
 

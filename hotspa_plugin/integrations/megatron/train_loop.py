@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -61,11 +61,10 @@ class TrainLoop:
         self.sampler.load_state_dict(about["sampler"])
         self.first_step = about["step"]
 
-    def run(self) -> list[StepRecord]:
-        """Returns every step's record (the same loss on all ranks; times and memory are this rank's)."""
+    def run(self) -> Iterator[StepRecord]:
+        """Trains a step for each record asked for (the same loss on all ranks; times and memory are this rank's)."""
         recorder, device = self.trainer.recorder, torch.device(torch.cuda.current_device())
         memory = PeakMemory(device)
-        records = []
         for step in range(self.first_step, self.num_steps):
             memory.restart()
             recorder.start_step()
@@ -83,7 +82,6 @@ class TrainLoop:
                 self.trainer.schedule.check_copies(f"step {step}, after the optimizer")
             record = self._record(step, batch, result, memory, time.perf_counter() - started_s)
             recorder.finish_step(record)
-            records.append(record)
             if self.on_step and self.trainer.rank == 0:
                 self.on_step(record)
             if not math.isfinite(record.loss):
@@ -96,7 +94,7 @@ class TrainLoop:
                 set_activity(f"step {step}, checkpoint")
                 about = {"data": self.source.fingerprint(), "sampler": self.sampler.state_dict()}
                 checkpoint.save(self.folder / CHECKPOINT_FOLDER, step + 1, self.trainer, about)
-        return records
+            yield record
 
     def _record(
         self, step: int, batch: SequenceBatch, result: StepResult, memory: PeakMemory, elapsed_s: float

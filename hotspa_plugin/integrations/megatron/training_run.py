@@ -134,8 +134,11 @@ def train_rank(
     save_initial: Path | None = None,
     load_initial: Path | None = None,
     build: TrainerBuilder = build_trainer,
+    keeps_records: bool = False,
 ) -> list[StepRecord]:
-    """Trains on this rank; rank 0 shows progress and writes the records. Returns the steps since this start.
+    """Trains on this rank; rank 0 shows progress and writes the records.
+
+    Returns the steps since this start with ``keeps_records``, which takes memory with every step, else nothing.
 
     With ``tells`` rank 0 also says what it is about to do, and at the end where the records lie.
     ``save_initial`` and ``load_initial`` name a file for the whole parameters before the first step, so that
@@ -201,13 +204,17 @@ def train_rank(
             torch.save(initial, save_initial)
     if tells:
         print("\n".join(plan_summary(plan, num_ranks=world_size, first_step=loop.first_step)), flush=True)
-    with recorder, ahead:
+    records = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(recorder)
+        stack.enter_context(ahead)
         if rank == 0:
-            with TrainingProgress(config.run.steps, first_step=loop.first_step, description=description) as progress:
-                loop.on_step = progress.update
-                records = loop.run()
-        else:
-            records = loop.run()
+            loop.on_step = stack.enter_context(
+                TrainingProgress(config.run.steps, first_step=loop.first_step, description=description)
+            ).update
+        for step_record in loop.run():
+            if keeps_records:
+                records.append(step_record)
         dist.barrier()  # all spans are written before rank 0 merges them
     if tells:
         print(f"records are in {out}; hotspa report {out} shows them", flush=True)

@@ -35,7 +35,7 @@ def train(config):
     from hotspa_plugin.integrations.megatron.training_run import train_rank
 
     try:
-        records = train_rank(dist.get_rank(), dist.get_world_size(), config)
+        records = train_rank(dist.get_rank(), dist.get_world_size(), config, keeps_records=True)
     except ValueError as error:
         return str(error)
     return [r.loss for r in records], [(b.strategy, b.sequences) for b in records[-1].buckets]
