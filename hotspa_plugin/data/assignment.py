@@ -109,6 +109,15 @@ class BatchAssignment:
     packing: Packing
     buckets: tuple[BucketAssignment, ...]
 
+    def positions(self, dp_ranks: Sequence[int]) -> list[int]:
+        """Positions in the batch of all that a rank trains whose replica under strategy i is ``dp_ranks[i]``."""
+        return [
+            position
+            for bucket in self.buckets
+            for micro_batch in bucket.replicas[dp_ranks[bucket.bucket]]
+            for position in micro_batch.samples
+        ]
+
     @property
     def num_sequences(self) -> int:
         return sum(bucket.num_sequences for bucket in self.buckets)

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hotspa_plugin.data import BatchAssignment, BucketAssignment, BucketSpec, Sample, assign_batch
+from hotspa_plugin.data import BatchAssignment, BucketAssignment, BucketSpec, assign_batch
+from hotspa_plugin.data.global_batch import GlobalBatch, ScatteredBatch
 from hotspa_plugin.data.micro_batch import PackedMicroBatch, PaddedMicroBatch, pack_micro_batch, pad_micro_batch
 from hotspa_plugin.runtime.activity import set_activity
 from hotspa_plugin.runtime.agreement import check_agreement
@@ -21,15 +22,6 @@ from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 from hotspa_plugin.runtime.run_record import BucketRecord
 
 MicroBatch = PackedMicroBatch | PaddedMicroBatch
-
-
-class GlobalBatch(Protocol):
-    """The sequences of one optimizer step, whose lengths are known before any of them is read."""
-
-    step: int
-    lengths: np.ndarray  # tokens, int64, shape [num_sequences]
-
-    def sample(self, position: int) -> Sample: ...
 
 
 class BucketRunner(Protocol):
@@ -140,6 +132,7 @@ class BucketLoop:
         self._packing = packing
         self.recorder = recorder or NullRecorder()
         self._device = device or torch.device("cpu")
+        self._dp_ranks: list[list[int]] | None = None  # by rank and strategy
 
     @property
     def runners(self) -> tuple[BucketRunner, ...]:
@@ -169,6 +162,9 @@ class BucketLoop:
             else:
                 assignment = assign_batch(batch.lengths, buckets=self._buckets, packing=self._packing)
             check_agreement(f"the assignment of step {batch.step}", assignment.digest(), device=self._device)
+        if hasattr(batch, "fetch"):
+            with self._phase("data", batch.step):
+                self._fetch(batch, assignment)
         ordered = [self._begin(bucket) for bucket in self._in_order(assignment)]
         runs = {run.runner.label: run for run in ordered}
         total = torch.zeros(2, dtype=torch.float64)
@@ -190,6 +186,14 @@ class BucketLoop:
     def _in_order(self, assignment: BatchAssignment) -> list[BucketAssignment]:
         place = {label: index for index, label in enumerate(self.switcher.running_order)}
         return sorted(assignment.buckets, key=lambda b: place.get(self._runners[b.bucket].label, len(place)))
+
+    def _fetch(self, batch: ScatteredBatch, assignment: BatchAssignment) -> None:
+        if self._dp_ranks is None:
+            own = torch.tensor([runner.dp_rank for runner in self._runners], device=self._device)
+            ranks = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+            dist.all_gather(ranks, own)
+            self._dp_ranks = [of_rank.tolist() for of_rank in ranks]
+        batch.fetch([assignment.positions(dp_ranks) for dp_ranks in self._dp_ranks])
 
     def _begin(self, assigned: BucketAssignment) -> _BucketRun:
         index = assigned.bucket

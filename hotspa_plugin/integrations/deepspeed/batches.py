@@ -12,15 +12,16 @@ import torch
 import torch.distributed as dist
 
 from hotspa_plugin.data import GlobalBatchSampler, OverlongPolicy, Sample
+from hotspa_plugin.data.exchange import exchange_samples
+from hotspa_plugin.data.global_batch import GlobalBatch
 from hotspa_plugin.runtime.agreement import check_agreement
-from hotspa_plugin.runtime.bucket_loop import GlobalBatch
 
 IGNORED_LABEL = -100  # what Hugging Face and torch's cross entropy leave out
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SampleBatch:
-    """Samples held in memory by every rank."""
+    """Samples that every rank holds."""
 
     step: int
     samples: Sequence[Sample]
@@ -32,6 +33,47 @@ class SampleBatch:
 
     def sample(self, position: int) -> Sample:
         return self.samples[position]
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class PartBatch:
+    """Samples of which each rank holds its part: those of rank 0 first, then those of rank 1, and so on.
+
+    ``lengths`` (tokens, int64, shape ``[num_sequences]``) and ``holders`` (who holds each) are known to all, ``own``
+    are this rank's by position. ``sample`` gives what ``fetch`` has brought for this rank to train.
+    """
+
+    step: int
+    lengths: np.ndarray
+    holders: Sequence[int]
+    own: Mapping[int, Sample]
+    device: torch.device
+    num_overlong: int = 0
+    _fetched: dict[int, Sample] = dataclasses.field(default_factory=dict)
+
+    def fetch(self, needed_by_rank: Sequence[Sequence[int]]) -> None:
+        rows = exchange_samples(
+            needed_by_rank,
+            readers=[[rank] for rank in self.holders],
+            lengths=self.lengths,
+            read=lambda position: _to_rows(self.own[position]),
+            num_rows=3,
+            device=self.device,
+        )
+        self._fetched = {position: _from_rows(found) for position, found in rows.items()}
+
+    def sample(self, position: int) -> Sample:
+        return self._fetched[position]
+
+
+def _to_rows(sample: Sample) -> np.ndarray:
+    """Tokens, labels and the bits of the loss mask: int64, shape ``[3, tokens]``."""
+    return np.stack([sample.tokens, sample.labels, sample.loss_mask.view(np.int32)])
+
+
+def _from_rows(rows: np.ndarray) -> Sample:
+    tokens, labels, mask_bits = rows
+    return Sample(tokens=tokens, labels=labels, loss_mask=mask_bits.astype(np.int32).view(np.float32))
 
 
 def to_samples(batch: Any, *, vocab_size: int | None = None) -> list[Sample]:
@@ -151,12 +193,12 @@ def as_global_batch(
     overlong: OverlongPolicy,
     device: torch.device,
 ) -> GlobalBatch:
-    """``batch`` as a global batch that all ranks hold alike; collective over the world.
+    """``batch`` as a global batch; collective over the world.
 
-    With ``per_rank`` the batches of all ranks together are the global one, in rank order. What has ``lengths`` and
-    ``sample`` is a global batch already, and only gets its step. Raises ValueError for what ``to_samples`` and
-    ``limit_lengths`` refuse, and for a batch without a target, on every rank, and RuntimeError where ranks were given
-    different batches.
+    With ``per_rank`` the batches of all ranks together are the global one, in rank order; else all hold it alike. What
+    has ``lengths`` and ``sample`` is a global batch already, and only gets its step. Raises ValueError for what
+    ``to_samples`` and ``limit_lengths`` refuse, and for a batch without a target, on every rank, and RuntimeError where
+    ranks were given different batches.
     """
     if hasattr(batch, "lengths") and hasattr(batch, "sample"):
         return (
@@ -172,29 +214,42 @@ def as_global_batch(
     except ValueError as error:
         problem = str(error)
     if per_rank:
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, (problem, num_overlong, [dataclasses.astuple(sample) for sample in samples]))
-        problem = next((f"rank {rank}: {said}" for rank, (said, _, _) in enumerate(gathered) if said), None)
-        num_overlong = sum(number for _, number, _ in gathered)
-        samples = [
-            Sample(tokens=tokens, labels=labels, loss_mask=loss_mask)
-            for _, _, held in gathered
-            for tokens, labels, loss_mask in held
-        ]
-    else:
-        digest = hashlib.sha256(str(problem).encode())
-        for sample in samples:
-            for array in (sample.tokens, sample.labels, sample.loss_mask):
-                digest.update(array.tobytes())
-        check_agreement(
-            f"the batch of step {step} (give every rank the whole batch, or set hotspa.batch to per_rank)",
-            digest.hexdigest(), device=device,
-        )  # fmt: skip
-    if problem is None and not any(sample.loss_mask.any() for sample in samples):
-        problem = "batch: has no target token, so there is nothing to train" if samples else "batch: is empty"
+        return _scattered(samples, problem, num_overlong, step=step, device=device)
+    digest = hashlib.sha256(str(problem).encode())
+    for sample in samples:
+        for array in (sample.tokens, sample.labels, sample.loss_mask):
+            digest.update(array.tobytes())
+    check_agreement(
+        f"the batch of step {step} (give every rank the whole batch, or set hotspa.batch to per_rank)",
+        digest.hexdigest(), device=device,
+    )  # fmt: skip
+    _refuse(problem, len(samples), any(sample.loss_mask.any() for sample in samples))
+    return SampleBatch(step=step, samples=samples, num_overlong=num_overlong)
+
+
+def _scattered(
+    samples: Sequence[Sample], problem: str | None, num_overlong: int, *, step: int, device: torch.device
+) -> PartBatch:
+    """The global batch that the ranks' ``samples`` make up; only lengths are gathered."""
+    has_target = any(sample.loss_mask.any() for sample in samples)
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, (problem, num_overlong, has_target, [len(sample) for sample in samples]))
+    problem = next((f"rank {rank}: {said}" for rank, (said, *_) in enumerate(gathered) if said), None)
+    lengths = np.array([length for *_, lengths in gathered for length in lengths], dtype=np.int64)
+    _refuse(problem, len(lengths), any(has_target for _, _, has_target, _ in gathered))
+    holders = [rank for rank, (*_, lengths) in enumerate(gathered) for _ in lengths]
+    own = [position for position, rank in enumerate(holders) if rank == dist.get_rank()]
+    return PartBatch(
+        step=step, lengths=lengths, holders=holders, own=dict(zip(own, samples, strict=True)), device=device,
+        num_overlong=sum(number for _, number, *_ in gathered),
+    )  # fmt: skip
+
+
+def _refuse(problem: str | None, num_samples: int, has_target: bool) -> None:
+    if problem is None and not has_target:
+        problem = "batch: has no target token, so there is nothing to train" if num_samples else "batch: is empty"
     if problem:
         raise ValueError(problem)
-    return SampleBatch(step=step, samples=samples, num_overlong=num_overlong)
 
 
 class GlobalBatchLoader:

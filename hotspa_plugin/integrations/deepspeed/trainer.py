@@ -9,12 +9,12 @@ import torch.distributed as dist
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from hotspa_plugin.config import TrainingConfig
+from hotspa_plugin.data.global_batch import GlobalBatch
 from hotspa_plugin.integrations.deepspeed.initialize import initialize
 from hotspa_plugin.integrations.megatron.gpt import GPTSpec, build_gpt
 from hotspa_plugin.integrations.megatron.trainer import StepResult
 from hotspa_plugin.integrations.megatron.training_plan import TrainingPlan
 from hotspa_plugin.integrations.megatron.training_run import DTYPES
-from hotspa_plugin.runtime.bucket_loop import GlobalBatch
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hotspa_plugin.data.global_batch import GlobalBatch
 from hotspa_plugin.integrations.megatron import overlap
 from hotspa_plugin.integrations.megatron.checked import checked_switches
 from hotspa_plugin.integrations.megatron.runner import LOSS_KEY
 from hotspa_plugin.integrations.megatron.strategy_modules import StrategyModules
 from hotspa_plugin.layout import ShardLayout
 from hotspa_plugin.runtime.activity import set_activity
-from hotspa_plugin.runtime.bucket_loop import BatchResult, BucketLoop, GlobalBatch
+from hotspa_plugin.runtime.bucket_loop import BatchResult, BucketLoop
 from hotspa_plugin.runtime.damage_checks import fingerprints
 
 # What Megatron's loop passes along and this schedule needs not: each strategy has its own groups, modules and

@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed import finalize_model_grads
 
+from hotspa_plugin.data.global_batch import GlobalBatch
 from hotspa_plugin.integrations.megatron import home as home_modules
 from hotspa_plugin.integrations.megatron.gpt import GPTSpec, build_gpt, freeze_parameters
 from hotspa_plugin.integrations.megatron.home import OptimizerSettings
 from hotspa_plugin.integrations.megatron.schedule import HotSwitchSchedule
 from hotspa_plugin.integrations.megatron.session import ParallelStates, SwitchOptions, build_bucket_loop
 from hotspa_plugin.runtime.activity import set_activity
-from hotspa_plugin.runtime.bucket_loop import BatchAssigner, BatchResult, GlobalBatch
+from hotspa_plugin.runtime.bucket_loop import BatchAssigner, BatchResult
 from hotspa_plugin.runtime.global_view import gather_global, load_global
 from hotspa_plugin.runtime.recorder import NullRecorder, RunRecorder
 from hotspa_plugin.strategy import StrategyPool

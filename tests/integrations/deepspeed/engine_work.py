@@ -258,12 +258,20 @@ def feed(*, folder: str) -> Findings:
     batch = make_batch([60, 100, 200, 3], 0)
     config = ds_config(pool=POOL, stage=2, train_batch_size=4, block={"batch": "per_rank"})
     engine, *_ = hotspa.initialize(model=make_model("llama"), config=config)
-    parts = engine.train_batch(batch[dist.get_rank() : dist.get_rank() + 1]).item()
+    rank = dist.get_rank()
+    masked = [{"input_ids": tokens, "labels": [-100] * 2 + list(tokens)[2:]} for tokens in batch]
+    uneven = [masked[:3], [], masked[3:], []]  # rank 1 and 3 hold nothing, yet train
+    parts = [engine.train_batch(batch[rank : rank + 1]).item(), engine.train_batch(uneven[rank]).item()]
+    parts.append(engine.eval_batch(uneven[rank]).item())
     check("parts of all ranks", engine.last_result.assignment.num_sequences == 4)
+    wrong = [masked[:1], [[5, -1]], [], []]
+    refuses("a bad part", lambda: engine.train_batch(wrong[rank]), "rank 1: sample 0: token -1 at position 1")
+    refuses("no part", lambda: engine.train_batch([]), "is empty")
     config = ds_config(pool=POOL, stage=2, train_batch_size=4)
+    whole, *_ = hotspa.initialize(model=make_model("llama"), config=config)
+    together = [whole.train_batch(batch).item(), whole.train_batch(masked).item(), whole.eval_batch(masked).item()]
+    check(f"as one batch: {parts}, {together}", parts == together)
     data = [{"input_ids": tokens} for tokens in make_batch([3 + 7 * i for i in range(10)], 5)]
-    engine, _, _, _ = hotspa.initialize(model=make_model("llama"), config=config)
-    check("as one batch", abs(engine.train_batch(batch).item() - parts) < 1e-6)
     engine, _, loader, _ = hotspa.initialize(model=make_model("llama").config, config=config, training_data=data)
     check("loader", len(loader) == 3 and all(len(items) == 4 for items in loader))
     engine.train_batch()
